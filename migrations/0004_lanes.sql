@@ -43,8 +43,12 @@ create table agent_lanes (
     autovacuum_analyze_scale_factor = 0.05
 );
 
-create index agent_lanes_wake on agent_lanes (wake_at) where wake_at is not null;
-create index agent_lanes_agent_wake on agent_lanes (agent, wake_at) where wake_at is not null;
+-- One index a state, so that a lane stands in the index of its state only: a backlog of a million waiting lanes lies in
+-- nobody's way to the one lease that has expired, and a transition writes no more index entries than one index would.
+create index agent_lanes_waiting on agent_lanes (wake_at) where state = 'waiting';
+create index agent_lanes_waiting_of_agent on agent_lanes (agent, wake_at) where state = 'waiting';
+create index agent_lanes_queued on agent_lanes (wake_at) where state = 'queued';
+create index agent_lanes_running on agent_lanes (wake_at) where state = 'running';
 
 comment on table agent_lanes is 'The ordering boundary of one conversation, and what it is doing now.';
 comment on column agent_lanes.conversation_id is 'The conversation. Read by every guard.';
@@ -60,8 +64,11 @@ comment on column agent_lanes.worker is 'The consumer that runs it. Read by oper
 comment on column agent_lanes.claimed_at is 'When this run was claimed. Read by settle, which records it.';
 comment on column agent_lanes.started_at is 'When this run began. Read by settle and conversation_status.';
 comment on column agent_lanes.cancel_requested is 'The user wants the run stopped. Read by heartbeat, operations and settle.';
-comment on index agent_lanes_wake is 'Read by the relay: every lane whose time has come, and the next to come.';
-comment on index agent_lanes_agent_wake is 'The same for one agent: read by direct consumers, and by relays while an agent is paused.';
+comment on index agent_lanes_pkey is 'Read by every guard.';
+comment on index agent_lanes_waiting is 'Read by the claim (the longest due first) and by sleepers (the next to be due).';
+comment on index agent_lanes_waiting_of_agent is 'The same for one agent: read by direct consumers, and by relays while an agent is paused.';
+comment on index agent_lanes_queued is 'Read by look-after: whose trigger must be asked for?';
+comment on index agent_lanes_running is 'Read by recovery: whose lease has expired?';
 
 create function agent_lanes_made() returns trigger language plpgsql set search_path from current as $$
 begin

@@ -10,11 +10,13 @@ comment on table agent_sleepers is 'Relays and direct consumers that wait for a 
 comment on column agent_sleepers.name is 'The sleeper. Written by itself.';
 comment on column agent_sleepers.until is 'It looks by itself from then on. Read by agent_lanes_notify.';
 
-create function agent_lanes_notify() returns void language plpgsql set search_path from current as $$
+create function agent_lanes_notify() returns boolean language plpgsql set search_path from current as $$
 begin
     if exists (select from agent_sleepers where until > clock_timestamp()) then
         perform pg_notify('agent_lanes', '');
+        return true;
     end if;
+    return false;
 end $$;
 
 comment on function agent_lanes_notify is 'Wakes the sleepers at this transaction''s commit, if there are any.';

@@ -1,0 +1,161 @@
+//! The relay's queries about runs that are in flight.
+
+use shared::{
+    claim::Claimed,
+    ids::{AgentName, ConversationId, RunId, TurnId},
+};
+use sqlx::{PgPool, types::time::OffsetDateTime};
+
+/// A lane whose lease has expired.
+pub(crate) struct Expired {
+    pub(crate) conversation_id: ConversationId,
+    pub(crate) run_id: RunId,
+}
+
+/// Running lanes whose lease has expired, the longest ago first.
+pub(crate) async fn expired(pool: &PgPool, limit: i64) -> Result<Vec<Expired>, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let expired = sqlx::query_as!(
+        Expired,
+        r#"
+        select conversation_id as "conversation_id: ConversationId", run_id as "run_id!: RunId"
+        from agent_lanes
+        where state = 'running' and wake_at <= (select clock_timestamp())
+        order by wake_at
+        limit $1
+        "#,
+        limit,
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(expired)
+}
+
+/// Queued lanes that nobody has begun in time, the longest ago first.
+pub(crate) async fn overdue(pool: &PgPool, limit: i64) -> Result<Vec<Claimed>, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let overdue = sqlx::query_as!(
+        Claimed,
+        r#"
+        select l.conversation_id as "conversation_id: ConversationId", l.agent as "agent: AgentName",
+               l.turn_id as "turn_id!: TurnId", l.run_id as "run_id!: RunId", l.attempt, l.dispatches,
+               (select o.trace_context from agent_outbox o
+                where o.conversation_id = l.conversation_id and o.turn_id = l.turn_id
+                  and o.trace_context is not null
+                order by o.conversation_id, o.turn_id, o.id limit 1) as trace_context
+        from agent_lanes l
+        where l.state = 'queued' and l.wake_at <= (select clock_timestamp())
+        order by l.wake_at
+        limit $1
+        "#,
+        limit,
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(overdue)
+}
+
+/// Where a walk over the queued lanes stands: they are walked in the order in which they fall due.
+pub(crate) struct Walk {
+    after: Option<(OffsetDateTime, ConversationId)>,
+    until: OffsetDateTime,
+}
+
+impl Walk {
+    /// A walk over the lanes that are queued now; what is queued or extended later lies behind its end.
+    pub(crate) async fn over_queued(pool: &PgPool) -> Result<Option<Self>, sqlx::Error> {
+        let mut transaction = pool.begin().await?;
+        let until = sqlx::query_scalar!(
+            r#"select wake_at as "wake_at!" from agent_lanes where state = 'queued' order by wake_at desc limit 1"#
+        )
+        .fetch_optional(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(until.map(|until| Self { after: None, until }))
+    }
+
+    /// The next lanes that were claimed longer ago than a publish may take; empty at the end.
+    pub(crate) async fn next(&mut self, pool: &PgPool, limit: i64) -> Result<Vec<Claimed>, sqlx::Error> {
+        let (after, conversation) = self.after.clone().unzip();
+        let mut transaction = pool.begin().await?;
+        let page = sqlx::query!(
+            r#"
+            select l.wake_at as "wake_at!",
+                   l.conversation_id as "conversation_id: ConversationId", l.agent as "agent: AgentName",
+                   l.turn_id as "turn_id!: TurnId", l.run_id as "run_id!: RunId", l.attempt, l.dispatches,
+                   (select o.trace_context from agent_outbox o
+                    where o.conversation_id = l.conversation_id and o.turn_id = l.turn_id
+                      and o.trace_context is not null
+                    order by o.conversation_id, o.turn_id, o.id limit 1) as trace_context
+            from agent_lanes l
+            where l.state = 'queued'
+              and (l.wake_at, l.conversation_id) > (coalesce($1, '-infinity'::timestamptz), coalesce($2, ''))
+              and l.wake_at <= $3
+              and l.claimed_at < (select clock_timestamp()) - make_interval(secs => $4)
+            order by l.wake_at, l.conversation_id
+            limit $5
+            "#,
+            after,
+            conversation.as_ref().map(ConversationId::as_str),
+            self.until,
+            shared::broker::ANSWER_TIMEOUT.as_secs_f64(),
+            limit,
+        )
+        .fetch_all(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        self.after = page.last().map(|last| (last.wake_at, last.conversation_id.clone()));
+        Ok(page
+            .into_iter()
+            .map(|lane| Claimed {
+                conversation_id: lane.conversation_id,
+                agent: lane.agent,
+                turn_id: lane.turn_id,
+                run_id: lane.run_id,
+                attempt: lane.attempt,
+                dispatches: lane.dispatches,
+                trace_context: lane.trace_context,
+            })
+            .collect())
+    }
+}
+
+/// Which dispatch a queued lane is given next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The broker holds the trigger: ask again later.
+    Same,
+    /// The broker lost it: the same run goes out again.
+    Another,
+}
+
+/// Moves a queued lane's time on, before anything is published. `None`: the lane was begun, released or re-dispatched
+/// meanwhile; leave it alone.
+pub(crate) async fn extend(pool: &PgPool, queued: &Claimed, next: Next) -> Result<Option<i32>, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let dispatches = sqlx::query_scalar!(
+        r#"
+        update agent_lanes l
+        set wake_at = clock_timestamp() + a.dispatch_timeout,
+            dispatches = l.dispatches + $4
+        from agents a
+        where l.conversation_id = $1
+          and l.run_id = $2
+          and l.state = 'queued'
+          -- of several relays that ask, one re-dispatches
+          and l.dispatches = $3
+          and a.name = l.agent
+        returning l.dispatches
+        "#,
+        queued.conversation_id.as_str(),
+        queued.run_id as RunId,
+        queued.dispatches,
+        i32::from(next == Next::Another),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(dispatches)
+}

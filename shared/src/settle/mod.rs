@@ -1,0 +1,204 @@
+//! Settle: the one way in which a run ends without a reply. Handler errors, timeouts, lost leases, rejected content and
+//! shutdowns all come through here; [`decide`] says what becomes of the turn, and one guarded transaction writes it.
+
+mod text;
+mod verdict;
+mod write;
+
+use std::time::Duration;
+
+use sqlx::{PgConnection, PgPool};
+
+pub use self::verdict::{Call, Cause, Kind, Standing, Verdict, decide, run_outcome};
+use crate::{
+    ids::{ConversationId, RunId, TurnId},
+    state::{Effect, OperationStatus},
+};
+
+/// What a settle did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// The turn will be tried again, after this long.
+    Retried {
+        /// From the settle's commit, in the database's clock.
+        after: Duration,
+    },
+    /// The user sees an error.
+    Failed {
+        /// Why.
+        kind: Kind,
+    },
+    /// Nothing was left to answer.
+    Void,
+    /// The lane is not this run's any more, or not in the state that the cause requires: nothing was written.
+    Fenced,
+    /// The conversation was deleted: nothing was written.
+    Gone,
+    /// Somebody holds the conversation; look again later. Only [`recover`] returns this.
+    Busy,
+}
+
+/// A run's lane as it was locked.
+struct LockedLane {
+    conversation_id: ConversationId,
+    run_id: RunId,
+    turn_id: TurnId,
+    attempt: i32,
+    cancel_requested: bool,
+}
+
+/// Ends a run for `cause`, if the lane is still its own. Waits for the conversation's lock.
+pub async fn settle(
+    pool: &PgPool,
+    conversation: &ConversationId,
+    run: RunId,
+    cause: &Cause,
+) -> Result<Settled, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let held = sqlx::query_scalar!(
+        "select 1 from conversations where id = $1 for no key update",
+        conversation.as_str(),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    if held.is_none() {
+        transaction.rollback().await?;
+        return Ok(Settled::Gone);
+    }
+    let settled = settle_held(&mut transaction, conversation, run, cause).await?;
+    transaction.commit().await?;
+    Ok(settled)
+}
+
+/// Ends a run whose lease has expired. Never waits: whoever holds the conversation may be about to end the run itself.
+pub async fn recover(
+    pool: &PgPool,
+    conversation: &ConversationId,
+    run: RunId,
+) -> Result<Settled, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let held = sqlx::query_scalar!(
+        "select 1 from conversations where id = $1 for no key update skip locked",
+        conversation.as_str(),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    if held.is_none() {
+        transaction.rollback().await?;
+        return Ok(Settled::Busy);
+    }
+    let settled = settle_held(&mut transaction, conversation, run, &Cause::Expired).await?;
+    transaction.commit().await?;
+    Ok(settled)
+}
+
+/// The rest of a settle, with the conversation locked: the lane's lock, then what is decided under both, in statements
+/// with new snapshots.
+async fn settle_held(
+    connection: &mut PgConnection,
+    conversation: &ConversationId,
+    run: RunId,
+    cause: &Cause,
+) -> Result<Settled, sqlx::Error> {
+    let Some(lane) = lock_lane(connection, conversation, run, cause).await? else {
+        return Ok(Settled::Fenced);
+    };
+    let (standing, last_seq) = read_standing(connection, &lane).await?;
+    let verdict = decide(cause, &standing);
+    let ended = write::Ended { lane: &lane, outcome: run_outcome(cause, &verdict), cause };
+    match verdict {
+        Verdict::Retry { now, at_least } => {
+            let after = write::retry(connection, &ended, now, at_least).await?;
+            Ok(Settled::Retried { after })
+        }
+        Verdict::Fail { kind, exhausted, retryable } => {
+            let failure = write::Failure {
+                kind,
+                exhausted,
+                retryable,
+                text: text::for_the_user(kind, &standing),
+                reply_to_seq: last_seq,
+            };
+            write::fail(connection, &ended, &failure).await?;
+            Ok(Settled::Failed { kind })
+        }
+        Verdict::Void => {
+            write::void(connection, &ended).await?;
+            Ok(Settled::Void)
+        }
+    }
+}
+
+async fn lock_lane(
+    connection: &mut PgConnection,
+    conversation: &ConversationId,
+    run: RunId,
+    cause: &Cause,
+) -> Result<Option<LockedLane>, sqlx::Error> {
+    let state = if matches!(cause, Cause::Undeliverable { .. }) { "queued" } else { "running" };
+    sqlx::query_as!(
+        LockedLane,
+        r#"
+        select l.conversation_id as "conversation_id: ConversationId",
+               l.run_id as "run_id!: RunId",
+               l.turn_id as "turn_id!: TurnId",
+               l.attempt,
+               l.cancel_requested
+        from agent_lanes l
+        where l.conversation_id = $1
+          and l.run_id = $2
+          and l.state = $3
+          -- a lease that was renewed meanwhile is not lost
+          and (not $4::bool or l.wake_at <= (select clock_timestamp()))
+        for update
+        "#,
+        conversation.as_str(),
+        run as RunId,
+        state,
+        *cause == Cause::Expired,
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+async fn read_standing(
+    connection: &mut PgConnection,
+    lane: &LockedLane,
+) -> Result<(Standing, i64), sqlx::Error> {
+    let turn = sqlx::query!(
+        r#"
+        select a.max_attempts,
+               (select count(*) from agent_outbox o
+                where o.conversation_id = l.conversation_id and o.turn_id = l.turn_id
+                  and o.run_id = l.run_id and o.status = 'processing') as "rows!",
+               (select coalesce(max(m.seq), 0) from agent_outbox o join messages m on m.id = o.message_id
+                where o.conversation_id = l.conversation_id and o.turn_id = l.turn_id) as "last_seq!"
+        from agent_lanes l join agents a on a.name = l.agent
+        where l.conversation_id = $1
+        "#,
+        lane.conversation_id.as_str(),
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    let calls = sqlx::query_as!(
+        Call,
+        r#"
+        select name, effect as "effect: Effect", status as "status: OperationStatus"
+        from operations
+        where conversation_id = $1 and turn_id = $2
+        order by started_at, ordinal
+        "#,
+        lane.conversation_id.as_str(),
+        lane.turn_id as TurnId,
+    )
+    .fetch_all(connection)
+    .await?;
+    let standing = Standing {
+        attempt: lane.attempt,
+        max_attempts: turn.max_attempts,
+        cancel_requested: lane.cancel_requested,
+        rows: turn.rows,
+        calls,
+    };
+    Ok((standing, turn.last_seq))
+}
