@@ -46,15 +46,33 @@ pub fn arguments<C: clap::Parser>() -> Result<C, ExitCode> {
 /// The exit code is 64 when a [`SettingsError`] or a [`UsageError`] is among the causes, else 1.
 #[must_use]
 pub fn fail(error: &(dyn Error + 'static)) -> ExitCode {
-    let causes = || iter::successors(Some(error), |error| (*error).source());
-    let text = causes().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let text = explain(error);
     if tracing::dispatcher::has_been_set() {
         tracing::error!(error = text, "the process failed");
     } else {
+        // Nobody is left to tell when this fails.
         let _ = writeln!(io::stderr(), "error: {text}");
     }
-    let usage = causes().any(|cause| cause.is::<SettingsError>() || cause.is::<UsageError>());
+    let usage = causes(error).any(|cause| cause.is::<SettingsError>() || cause.is::<UsageError>());
     ExitCode::from(if usage { EXIT_USAGE } else { 1 })
+}
+
+/// An error and its causes in one text. Whoever wraps a driver's error has said of it what may be said, and some wrap
+/// the rest of their cause's text too, so neither is repeated.
+fn explain(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in causes(error).take_while(|cause| !cause.is::<sqlx::Error>()).map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    iter::successors(Some(error), |error| (*error).source())
 }
 
 /// The two stages of stopping. Clones share them.
@@ -109,5 +127,35 @@ impl Signals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot start: {}", .0)]
+    struct Quoting(#[source] UsageError);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read the schema: SQLSTATE 42501")]
+    struct Wrapping(#[source] sqlx::Error);
+
+    #[test]
+    fn each_cause_is_named_once_and_a_driver_is_never_quoted() {
+        assert_eq!(explain(&Quoting(UsageError("no such key".to_owned()))), "cannot start: no such key");
+        let driver = sqlx::Error::Configuration("value of a row".into());
+        assert_eq!(explain(&Wrapping(driver)), "cannot read the schema: SQLSTATE 42501");
+        let task = TaskFailure::Failed { name: "relay", source: Box::new(io::Error::other("gone")) };
+        assert_eq!(explain(&task), "task relay failed: gone");
+    }
+
+    #[test]
+    fn a_wrong_usage_is_told_from_a_failure_through_its_wrappers() {
+        let usage = fail(&Quoting(UsageError("no such key".to_owned())));
+        assert_eq!(format!("{usage:?}"), format!("{:?}", ExitCode::from(64)));
+        let failure = fail(&io::Error::other("gone"));
+        assert_eq!(format!("{failure:?}"), format!("{:?}", ExitCode::from(1)));
     }
 }

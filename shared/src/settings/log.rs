@@ -9,10 +9,10 @@ use super::{Checks, parse};
 #[command(next_help_heading = "Logging")]
 pub struct LogArgs {
     /// Form of the log on stderr [default: text].
-    #[arg(id = "log-format", long, env = "LOG_FORMAT", global = true, value_name = "text|json")]
+    #[arg(id = "log-format", long, env = "LOG_FORMAT", value_name = "text|json")]
     format: Option<String>,
     /// What is logged: a level, or levels by module, as in info,sqlx=warn.
-    #[arg(id = "rust-log", long, env = "RUST_LOG", global = true, value_name = "FILTER")]
+    #[arg(id = "rust-log", long, env = "RUST_LOG", value_name = "FILTER")]
     filter: Option<String>,
 }
 
