@@ -1,6 +1,18 @@
 //! x
 
+mod begin;
+mod consumer;
+mod finish;
+mod finisher;
 pub mod handler;
+mod heartbeat;
+mod history;
+mod leases;
+mod nats_source;
 pub mod operations;
+mod postgres_source;
+mod pull;
+mod run;
 
+pub use consumer::{ConsumerError, Resources, run};
 pub use handler::{HandlerError, Reply, Turn, TurnHandler, TurnMessage};

@@ -85,7 +85,12 @@ impl Operations {
     }
 
     /// Records that `tool` is about to be called. Only after `Ok` may it be called.
-    pub async fn start(&self, tool: &str, effect: Effect, input: &Value) -> Result<Operation, OperationError> {
+    pub async fn start(
+        &self,
+        tool: &str,
+        effect: Effect,
+        input: &Value,
+    ) -> Result<Operation, OperationError> {
         failpoint::reach("before_op_start").await?;
         let operation = self.insert(tool, effect, input, None).await?;
         failpoint::reach("after_op_start").await?;

@@ -1,9 +1,8 @@
-//! Looking after what is in flight: a trigger that the broker lost is sent again, a run whose lease expired is recovered.
-//! This closes the loop when a broker forgets what it acknowledged.
+//! Looking after what is queued: a trigger that the broker lost is sent again. This closes the loop when a broker forgets
+//! what it acknowledged.
 
 use futures_util::{StreamExt, stream};
-use shared::{claim::Claimed, failpoint, settle, sqlstate};
-use sqlx::PgPool;
+use shared::{claim::Claimed, failpoint, sqlstate};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -15,26 +14,6 @@ use crate::{
 const PAGE: i64 = 256;
 /// Questions to JetStream under way at once.
 const QUESTIONS: usize = 64;
-/// Recoveries under way at once.
-const RECOVERIES: usize = 4;
-
-/// Settles every run whose lease has expired, a page at most. Needs no broker. Returns how many lanes were due.
-pub(crate) async fn recover_expired(pool: &PgPool) -> Result<usize, sqlx::Error> {
-    let expired = queued::expired(pool, PAGE).await?;
-    let due = expired.len();
-    stream::iter(expired)
-        .for_each_concurrent(RECOVERIES, |lane| async move {
-            let _ = failpoint::reach("mid_reconcile").await;
-            match settle::recover(pool, &lane.conversation_id, lane.run_id).await {
-                Ok(settled) => tracing::info!(run_id = %lane.run_id, ?settled, "a lease had expired"),
-                Err(error) => {
-                    tracing::warn!(run_id = %lane.run_id, error = sqlstate::safe_text(&error), "recovery failed");
-                }
-            }
-        })
-        .await;
-    Ok(due)
-}
 
 /// Asks the broker for every trigger that nobody has begun in time, a page at most. Returns how many were due.
 pub(crate) async fn ask_for_overdue(publisher: &Publisher) -> Result<usize, sqlx::Error> {
@@ -83,7 +62,9 @@ async fn ask_for_one(publisher: &Publisher, lane: Claimed) -> bool {
             return false;
         }
     };
-    let _ = failpoint::reach("mid_reconcile").await;
+    if failpoint::reach("mid_reconcile").await.is_err() {
+        return true;
+    }
     match queued::extend(&publisher.pool, &lane, next).await {
         Ok(Some(dispatches)) if next == Next::Another => {
             tracing::info!(run_id = %lane.run_id, dispatches, "the broker lost a trigger; sending it again");

@@ -1,7 +1,9 @@
 //! The `relay` binary: each command is a composition of its own.
 
-use std::io::{self, ErrorKind};
-use std::process::ExitCode;
+use std::{
+    io::{self, ErrorKind},
+    process::ExitCode,
+};
 
 use shared::process;
 

@@ -11,23 +11,17 @@ use shared::{
     ids::AgentName,
     policy::{self, Policies},
     process::Shutdown,
+    recovery,
     settings::RelaySettings,
     sqlstate, topology,
-    wake::{Sleeper, Woken},
+    wake::{Rest, Sleeper, Woken},
 };
 use sqlx::PgPool;
-use tokio::{
-    sync::{Semaphore, watch},
-    time::Instant,
-};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::{gate::Gate, look_after, publish::Publisher};
 
-/// A relay polls for this long after its last work before it says that it sleeps: a burst finds it awake.
-const AWAKE: Duration = Duration::from_millis(20);
-/// How long it waits between two looks while awake.
-const BLINK: Duration = Duration::from_millis(2);
 /// The name of the readiness check on Postgres.
 const CHECK: &str = "postgres";
 
@@ -56,7 +50,11 @@ pub enum RelayError {
 /// Runs a relay until told to stop; then awaits what is in flight, or gives it back at the cut.
 ///
 /// Faults at run time never end it: they pause it, and readiness says why. Any number of relays may run side by side.
-pub async fn run(resources: Resources, settings: RelaySettings, shutdown: Shutdown) -> Result<(), RelayError> {
+pub async fn run(
+    resources: Resources,
+    settings: RelaySettings,
+    shutdown: Shutdown,
+) -> Result<(), RelayError> {
     let Resources { pool, broker, readiness } = resources;
     let known = policy::read(&pool).await.map_err(RelayError::Policy)?;
     for difference in topology::ensure(&broker, &names(&known)).await.map_err(RelayError::Topology)? {
@@ -128,11 +126,10 @@ impl Relay {
         let mut faults = Delays::new(Duration::from_millis(100), Duration::from_secs(5));
         let stop = self.shutdown.stop.clone();
         let mut started = false;
-        let mut awake_until = Instant::now();
         // A pass is never cut in two: what it has claimed it publishes, told to stop or not.
         while !stop.is_cancelled() {
             let passed = match self.pass(&mut started).await {
-                Ok(found) => self.rest(found, &mut awake_until).await,
+                Ok(found) => self.rest(found).await,
                 Err(fault) => Err(fault),
             };
             match passed {
@@ -151,7 +148,7 @@ impl Relay {
     }
 
     async fn pass(&mut self, started: &mut bool) -> Result<Found, Fault> {
-        let expired = look_after::recover_expired(&self.pool).await?;
+        let expired = recovery::recover_expired(&self.pool).await?;
         self.make_durables_of_new_agents();
         let agents = names(&self.policies.borrow());
         if let Some(pause) = self.gate.try_open(&self.publisher.broker, &agents).await {
@@ -217,18 +214,14 @@ impl Relay {
     }
 
     /// After work: on at once. After none: awake for a moment, then asleep until something is due.
-    async fn rest(&mut self, found: Found, awake_until: &mut Instant) -> Result<(), Fault> {
+    async fn rest(&mut self, found: Found) -> Result<(), Fault> {
         let nap = match found {
-            Found::Work => {
-                if *awake_until <= Instant::now() {
-                    self.sleeper.rise().await;
-                }
-                *awake_until = Instant::now() + AWAKE;
-                return Ok(());
-            }
             Found::Closed(pause) => pause.min(self.settings.poll_interval),
-            Found::Nothing if Instant::now() < *awake_until => BLINK,
-            Found::Nothing => return self.sleep().await,
+            found => match self.sleeper.after_pass(found == Found::Work).await {
+                Rest::None => return Ok(()),
+                Rest::Blink(nap) => nap,
+                Rest::Sleep => return self.sleep().await,
+            },
         };
         self.shutdown.stop.run_until_cancelled(tokio::time::sleep(nap)).await;
         Ok(())
@@ -246,7 +239,7 @@ impl Relay {
     }
 
     /// Awaits the acknowledgements of what was claimed; at the cut, what is left is found by the next relay's look-after.
-    async fn drain(self) {
+    async fn drain(mut self) {
         self.sleeper.rise().await;
         self.publishing.close();
         if self.shutdown.cut.run_until_cancelled(self.publishing.wait()).await.is_none() {

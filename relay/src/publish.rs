@@ -84,7 +84,8 @@ impl Publisher {
         let trigger =
             Trigger::new(claimed.run_id, claimed.turn_id, claimed.conversation_id.clone(), claimed.attempt);
         let body = trigger.encode().map_err(|error| Unsendable::Trigger(error.to_string()))?;
-        let headers = trigger.headers(self.broker.stream(), claimed.dispatches, claimed.trace_context.as_deref());
+        let headers =
+            trigger.headers(self.broker.stream(), claimed.dispatches, claimed.trace_context.as_deref());
         let subject = self.broker.subjects().of(&claimed.agent, &claimed.conversation_id);
         self.broker.require_connected().map_err(Unsendable::Broker)?;
         self.broker.send(subject, headers, body).await.map_err(Unsendable::Broker)
@@ -105,7 +106,11 @@ impl Publisher {
         for _ in 0..RELEASE_TRIES {
             match release::release_unbegun(&self.pool, claims, RELEASE_PAUSE).await {
                 Ok(released) => {
-                    tracing::info!(unpublished = claims.len(), released = released.len(), "claims given back");
+                    tracing::info!(
+                        unpublished = claims.len(),
+                        released = released.len(),
+                        "claims given back"
+                    );
                     return;
                 }
                 Err(error) => {

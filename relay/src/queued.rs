@@ -1,36 +1,10 @@
-//! The relay's queries about runs that are in flight.
+//! The relay's queries about queued runs: their triggers are with the broker, or should be.
 
 use shared::{
     claim::Claimed,
     ids::{AgentName, ConversationId, RunId, TurnId},
 };
 use sqlx::{PgPool, types::time::OffsetDateTime};
-
-/// A lane whose lease has expired.
-pub(crate) struct Expired {
-    pub(crate) conversation_id: ConversationId,
-    pub(crate) run_id: RunId,
-}
-
-/// Running lanes whose lease has expired, the longest ago first.
-pub(crate) async fn expired(pool: &PgPool, limit: i64) -> Result<Vec<Expired>, sqlx::Error> {
-    let mut transaction = pool.begin().await?;
-    let expired = sqlx::query_as!(
-        Expired,
-        r#"
-        select conversation_id as "conversation_id: ConversationId", run_id as "run_id!: RunId"
-        from agent_lanes
-        where state = 'running' and wake_at <= (select clock_timestamp())
-        order by wake_at
-        limit $1
-        "#,
-        limit,
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
-    transaction.commit().await?;
-    Ok(expired)
-}
 
 /// Queued lanes that nobody has begun in time, the longest ago first.
 pub(crate) async fn overdue(pool: &PgPool, limit: i64) -> Result<Vec<Claimed>, sqlx::Error> {

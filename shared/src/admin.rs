@@ -3,20 +3,19 @@
 //! Readiness is a set of named checks that the parts of the process keep up to date themselves, so that asking costs
 //! nothing and tests nothing. Ages come from the monotonic clock.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-use std::{fmt, io};
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
-pub use axum::Router;
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::routing::get;
 use axum::Json;
+pub use axum::Router;
+use axum::{extract::State, http::StatusCode, routing::get};
 use serde::Serialize;
-use tokio::net::TcpListener;
-use tokio::time;
+use tokio::{net::TcpListener, time};
 use tokio_util::sync::CancellationToken;
 
 use crate::settings::AdminSettings;
@@ -189,8 +188,10 @@ async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, Json<Report>
 mod tests {
     use std::net::Ipv4Addr;
 
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpStream;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+    };
 
     use super::*;
 

@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use backoff::backoff::Backoff as _;
-use backoff::{ExponentialBackoff, ExponentialBackoffBuilder};
+use backoff::{ExponentialBackoff, ExponentialBackoffBuilder, backoff::Backoff as _};
 
 /// An endless series of growing delays.
 #[derive(Debug)]

@@ -94,7 +94,8 @@ impl Broker {
             note(&state, &event);
             std::future::ready(())
         });
-        let client = options.connect(settings.urls.as_slice()).await.map_err(|error| refused(settings, &error))?;
+        let client =
+            options.connect(settings.urls.as_slice()).await.map_err(|error| refused(settings, &error))?;
         let jetstream = jetstream::ContextBuilder::new().timeout(ANSWER_TIMEOUT).build(client.clone());
         Ok(Self {
             client,
@@ -174,7 +175,9 @@ impl Broker {
     pub async fn acknowledged(&self, answer: PublishAckFuture) -> Result<(), BrokerError> {
         match within(async { answer.await }).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) if error.kind() == jetstream::context::PublishErrorKind::TimedOut => Err(self.silent()),
+            Ok(Err(error)) if error.kind() == jetstream::context::PublishErrorKind::TimedOut => {
+                Err(self.silent())
+            }
             Ok(Err(error)) => Err(jetstream_error(error)),
             Err(_) => Err(self.silent()),
         }
@@ -183,7 +186,8 @@ impl Broker {
     /// Asks whether the last trigger on this subject is this run's: then it waits for a consumer, and all is well.
     pub async fn holds(&self, subject: &str, run: crate::ids::RunId) -> Result<bool, BrokerError> {
         self.require_connected()?;
-        let stream = within(self.jetstream.get_stream_no_info(&self.stream)).await?.map_err(jetstream_error)?;
+        let stream =
+            within(self.jetstream.get_stream_no_info(&self.stream)).await?.map_err(jetstream_error)?;
         match within(stream.get_last_raw_message_by_subject(subject)).await? {
             Ok(message) => Ok(Trigger::decode(&message.payload).is_ok_and(|trigger| trigger.run_id == run)),
             Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(false),

@@ -3,7 +3,7 @@
 //! Three statements in one transaction: lock the lanes that are due, read their rows under the locks with a new snapshot,
 //! write both. The relay claims into `queued` and publishes; a direct consumer claims into `running` and begins at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use sqlx::{PgConnection, PgPool};
 
@@ -48,6 +48,8 @@ pub struct Claims {
     pub empty: Vec<ConversationId>,
     /// Outbox rows in the claimed turns.
     pub rows: usize,
+    /// Runs whose turn's attempt before this one lost its lease: it may have killed its process.
+    pub suspects: HashSet<RunId>,
 }
 
 struct DueLane {
@@ -79,9 +81,9 @@ pub async fn claim(pool: &PgPool, claim: Claim<'_>) -> Result<Claims, sqlx::Erro
     }
     let rows = read_free_rows(&mut transaction, &lanes).await?;
     let draft = Draft::new(lanes, rows);
-    let turns = mark(&mut transaction, &draft, claim.worker).await?;
+    let marked = mark(&mut transaction, &draft, claim.worker).await?;
     transaction.commit().await?;
-    Ok(draft.claims(turns))
+    Ok(draft.claims(marked))
 }
 
 async fn lock_due_lanes(connection: &mut PgConnection, batch: u32) -> Result<Vec<DueLane>, sqlx::Error> {
@@ -143,7 +145,10 @@ async fn lock_due_lanes_of(
     .await
 }
 
-async fn read_free_rows(connection: &mut PgConnection, lanes: &[DueLane]) -> Result<Vec<FreeRow>, sqlx::Error> {
+async fn read_free_rows(
+    connection: &mut PgConnection,
+    lanes: &[DueLane],
+) -> Result<Vec<FreeRow>, sqlx::Error> {
     let conversations: Vec<&str> = lanes.iter().map(|lane| lane.conversation_id.as_str()).collect();
     let turns: Vec<Option<TurnId>> = lanes.iter().map(|lane| lane.turn_id).collect();
     let caps: Vec<i32> = lanes.iter().map(|lane| lane.max_turn_messages).collect();
@@ -222,9 +227,26 @@ impl Draft {
         draft
     }
 
-    fn claims(self, turns: Vec<Claimed>) -> Claims {
-        let rows = turns.iter().filter_map(|turn| self.turns.get(&turn.conversation_id)).map(|t| t.rows.len()).sum();
-        Claims { turns, empty: self.empty, rows }
+    fn claims(self, marked: Vec<Marked>) -> Claims {
+        let mut claims = Claims { empty: self.empty, ..Claims::default() };
+        let mut drafts = self.turns;
+        for lane in marked {
+            let Some(turn) = drafts.remove(&lane.conversation_id) else { continue };
+            claims.rows += turn.rows.len();
+            if lane.suspect {
+                claims.suspects.insert(turn.run_id);
+            }
+            claims.turns.push(Claimed {
+                conversation_id: lane.conversation_id,
+                agent: turn.agent,
+                turn_id: turn.turn_id,
+                run_id: turn.run_id,
+                attempt: lane.attempt,
+                dispatches: 1,
+                trace_context: turn.trace_context,
+            });
+        }
+        claims
     }
 }
 
@@ -245,11 +267,18 @@ impl DraftTurn {
     }
 }
 
+/// A lane that now holds a run.
+struct Marked {
+    conversation_id: ConversationId,
+    attempt: i32,
+    suspect: bool,
+}
+
 async fn mark(
     connection: &mut PgConnection,
     draft: &Draft,
     worker: Option<&str>,
-) -> Result<Vec<Claimed>, sqlx::Error> {
+) -> Result<Vec<Marked>, sqlx::Error> {
     let conversations: Vec<&str> = draft.turns.keys().map(ConversationId::as_str).collect();
     let turns: Vec<TurnId> = draft.turns.values().map(|turn| turn.turn_id).collect();
     let runs: Vec<RunId> = draft.turns.values().map(|turn| turn.run_id).collect();
@@ -257,7 +286,8 @@ async fn mark(
     let rows: Vec<i64> = each_row().map(|(row, _)| *row).collect();
     let row_turns: Vec<TurnId> = each_row().map(|(_, turn)| turn.turn_id).collect();
     let row_runs: Vec<RunId> = each_row().map(|(_, turn)| turn.run_id).collect();
-    let marked = sqlx::query!(
+    sqlx::query_as!(
+        Marked,
         r#"
         with taken as (
             update agent_outbox o
@@ -284,7 +314,11 @@ async fn mark(
           and a.name = l.agent
           -- rows that were deleted since they were read leave their lane as it is
           and t.run_id in (select run_id from taken)
-        returning l.conversation_id as "conversation_id: ConversationId", l.attempt
+        returning l.conversation_id as "conversation_id: ConversationId", l.attempt,
+                  l.attempt > 1 and exists (
+                      select from agent_runs r
+                      where r.turn_id = l.turn_id and r.attempt = l.attempt - 1 and r.outcome = 'expired'
+                  ) as "suspect!"
         "#,
         &conversations as &[&str],
         &turns as &[TurnId],
@@ -295,20 +329,7 @@ async fn mark(
         worker,
     )
     .fetch_all(connection)
-    .await?;
-    let claimed = marked.into_iter().filter_map(|lane| {
-        let turn = draft.turns.get(&lane.conversation_id)?;
-        Some(Claimed {
-            conversation_id: lane.conversation_id,
-            agent: turn.agent.clone(),
-            turn_id: turn.turn_id,
-            run_id: turn.run_id,
-            attempt: lane.attempt,
-            dispatches: 1,
-            trace_context: turn.trace_context.clone(),
-        })
-    });
-    Ok(claimed.collect())
+    .await
 }
 
 /// Decides about a due lane for which a claim found no rows: waiting for newer rows, or idle.

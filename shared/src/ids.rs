@@ -5,6 +5,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+mod token;
+
+pub use token::OperationsToken;
+
 /// The longest conversation or message id, in bytes.
 pub const MAX_TEXT_ID_BYTES: usize = 200;
 
@@ -108,6 +112,13 @@ text_ids! {
     AgentName: token("agent");
 }
 
+impl Default for AgentName {
+    /// The agent that the schema makes: `default`.
+    fn default() -> Self {
+        Self("default".into())
+    }
+}
+
 impl MessageId {
     /// A fresh, random id.
     #[must_use]
@@ -174,7 +185,10 @@ impl TurnId {
 impl RunId {
     /// A fresh id: `UUIDv7`, so that runs of about the same time lie near each other in the index.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "made here only; the time in it orders nothing but an index")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "made here only; the time in it orders nothing but an index"
+    )]
     pub fn fresh() -> Self {
         Self(Uuid::now_v7())
     }

@@ -10,6 +10,7 @@ pub mod logging;
 pub mod policy;
 pub mod pool;
 pub mod process;
+pub mod recovery;
 pub mod release;
 pub mod schema;
 pub mod settings;

@@ -3,11 +3,15 @@
 //! A line carries ids and units, never what somebody wrote. Panics are the one place where content could slip through
 //! (slicing a text names the text), so the hook set here logs where a panic happened and not what it said.
 
-use std::io::{self, IsTerminal as _};
-use std::panic;
+use std::{
+    io::{self, IsTerminal as _},
+    panic,
+};
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+use tracing_subscriber::{
+    EnvFilter,
+    util::{SubscriberInitExt as _, TryInitError},
+};
 
 use crate::settings::{LogFormat, LogSettings};
 

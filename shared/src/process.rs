@@ -4,14 +4,18 @@
 //! signal, or that timeout, asks to drop what still runs. Nobody dies quietly: a task that ends before it was asked to
 //! takes the whole process through the same two stages, and to exit code 1.
 
-use std::error::Error;
-use std::io::{self, Write as _};
-use std::iter;
-use std::process::ExitCode;
-use std::time::Duration;
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    iter,
+    process::ExitCode,
+    time::Duration,
+};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::settings::SettingsError;

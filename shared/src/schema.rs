@@ -38,7 +38,9 @@ fn newest_known() -> i64 {
 /// Applies what is missing, each migration in a transaction of its own. Safe to run from several processes at once.
 pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
     MIGRATOR.run(pool).await.map_err(|error| match error {
-        sqlx::migrate::MigrateError::VersionMissing(found) => SchemaError::Newer { found, known: newest_known() },
+        sqlx::migrate::MigrateError::VersionMissing(found) => {
+            SchemaError::Newer { found, known: newest_known() }
+        }
         other => SchemaError::Migrate(other),
     })
 }
@@ -48,7 +50,10 @@ pub async fn require_current(pool: &PgPool) -> Result<(), SchemaError> {
     let needed = newest_known();
     // The table is the migrator's, so it may be missing: the one statement that cannot be checked at compile time.
     let found: Option<i64> =
-        match sqlx::query_scalar("select max(version) from _sqlx_migrations where success").fetch_one(pool).await {
+        match sqlx::query_scalar("select max(version) from _sqlx_migrations where success")
+            .fetch_one(pool)
+            .await
+        {
             Ok(found) => found,
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => None,
             Err(error) => return Err(SchemaError::Read(error)),

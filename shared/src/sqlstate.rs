@@ -7,11 +7,9 @@ use std::fmt;
 #[must_use]
 pub fn safe_text(error: &sqlx::Error) -> String {
     match error {
-        sqlx::Error::Database(database) => Safe {
-            code: database.code().as_deref(),
-            constraint: database.constraint(),
+        sqlx::Error::Database(database) => {
+            Safe { code: database.code().as_deref(), constraint: database.constraint() }.to_string()
         }
-        .to_string(),
         sqlx::Error::Io(io) => format!("connection: {}", io.kind()),
         sqlx::Error::Tls(_) => "TLS handshake failed".into(),
         sqlx::Error::PoolTimedOut => "no free connection within the pool's timeout".into(),

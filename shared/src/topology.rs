@@ -69,7 +69,10 @@ async fn ensure_stream(broker: &Broker) -> Result<(Stream, Vec<Difference>), Bro
             Err(error) => is_missing(&error.kind()),
         };
         if !missing {
-            return Err(BrokerError::JetStream(format!("the state of stream {} is unknown", broker.stream())));
+            return Err(BrokerError::JetStream(format!(
+                "the state of stream {} is unknown",
+                broker.stream()
+            )));
         }
         match within(jetstream.create_stream(wanted.clone())).await? {
             Ok(stream) => {

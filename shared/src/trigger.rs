@@ -191,7 +191,10 @@ mod tests {
     #[test]
     fn a_plain_id_is_its_own_key_and_never_looks_like_a_hashed_one() {
         let plain = ConversationId::new("user-42_a").unwrap();
-        assert_eq!(subjects().of(&agent(), &plain), format!("agent.turns.default.{}.user-42_a", partition(&plain)));
+        assert_eq!(
+            subjects().of(&agent(), &plain),
+            format!("agent.turns.default.{}.user-42_a", partition(&plain))
+        );
         assert!(key(&ConversationId::new("a.b").unwrap()).starts_with('~'));
         assert!(key(&ConversationId::new("~abc").unwrap()).starts_with('~'));
         assert_ne!(key(&ConversationId::new("~abc").unwrap()), "~abc");
@@ -211,12 +214,8 @@ mod tests {
         }
         let secret = Trigger::decode(br#"{"v":1,"run_id":"swordfish"}"#).unwrap_err().to_string();
         assert!(!secret.contains("swordfish"), "{secret}");
-        let mut newer = Trigger::new(
-            RunId(Uuid::nil()),
-            TurnId(Uuid::nil()),
-            ConversationId::new("c").unwrap(),
-            1,
-        );
+        let mut newer =
+            Trigger::new(RunId(Uuid::nil()), TurnId(Uuid::nil()), ConversationId::new("c").unwrap(), 1);
         newer.v = 2;
         assert!(matches!(Trigger::decode(&newer.encode().unwrap()), Err(NotATrigger::Version(2))));
     }

@@ -25,6 +25,22 @@ pub enum Woken {
     Elapsed,
 }
 
+/// A claimer polls for this long after its last work before it says that it sleeps: a burst finds it awake.
+const AWAKE: Duration = Duration::from_millis(20);
+/// How long it waits between two looks while awake.
+const BLINK: Duration = Duration::from_millis(2);
+
+/// What a claimer does after a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// There was work: look again at once.
+    None,
+    /// There was work a moment ago: look again after this.
+    Blink(Duration),
+    /// Say so, look once more, and [`wait`](Sleeper::wait).
+    Sleep,
+}
+
 /// A claimer's bed.
 #[derive(Debug)]
 pub struct Sleeper {
@@ -34,6 +50,8 @@ pub struct Sleeper {
     listener: Option<PgListener>,
     reconnect: Delays,
     retry_at: tokio::time::Instant,
+    awake_until: tokio::time::Instant,
+    declared: bool,
 }
 
 impl Sleeper {
@@ -47,6 +65,23 @@ impl Sleeper {
             listener: None,
             reconnect: Delays::new(Duration::from_millis(250), Duration::from_secs(10)),
             retry_at: tokio::time::Instant::now(),
+            awake_until: tokio::time::Instant::now(),
+            declared: false,
+        }
+    }
+
+    /// How to rest after a pass that found work, or none. Work ends what was declared, so that a busy claimer's producers
+    /// do not notify.
+    pub async fn after_pass(&mut self, found_work: bool) -> Rest {
+        let now = tokio::time::Instant::now();
+        if found_work {
+            self.awake_until = now + AWAKE;
+            self.rise().await;
+            Rest::None
+        } else if now < self.awake_until {
+            Rest::Blink(BLINK)
+        } else {
+            Rest::Sleep
         }
     }
 
@@ -65,7 +100,9 @@ impl Sleeper {
         )
         .execute(&mut *transaction)
         .await?;
-        transaction.commit().await
+        transaction.commit().await?;
+        self.declared = true;
+        Ok(())
     }
 
     /// Sleeps. Errors of the listening connection end in polling, never in an error.
@@ -96,8 +133,19 @@ impl Sleeper {
     }
 
     /// Takes the word back, so that producers stop notifying. Best effort: it expires by itself.
-    pub async fn rise(&self) {
-        let _ = sqlx::query!("delete from agent_sleepers where name = $1", self.name).execute(&self.pool).await;
+    pub async fn rise(&mut self) {
+        if self.declared {
+            self.declared = false;
+            let _ = self.withdraw().await;
+        }
+    }
+
+    async fn withdraw(&self) -> Result<(), sqlx::Error> {
+        let mut transaction = self.pool.begin().await?;
+        sqlx::query!("delete from agent_sleepers where name = $1", self.name)
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await
     }
 
     async fn listen(&mut self) {

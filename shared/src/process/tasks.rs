@@ -1,17 +1,17 @@
 //! Tasks that stand or fall together, each with a name to be blamed by.
 
-use std::collections::HashMap;
-use std::error::Error;
-use std::time::Duration;
+use std::{collections::HashMap, error::Error, time::Duration};
 
-use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
-use tokio::time;
+use tokio::{
+    task::{AbortHandle, Id, JoinError, JoinSet},
+    time,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::Shutdown;
 
 /// How long tasks get to end by themselves once they are cut short.
-const CUT_GRACE: Duration = Duration::from_secs(5);
+const CUT_GRACE: Duration = Duration::from_secs(15);
 
 /// What a supervised task may fail with.
 pub type TaskError = Box<dyn Error + Send + Sync>;
@@ -101,7 +101,7 @@ impl Tasks {
 
     /// Waits until every task has ended; the first failure cancels `stop` for all the others.
     ///
-    /// What still runs 5 s after `cut` is aborted.
+    /// What still runs 15 s after `cut` is aborted.
     ///
     /// # Errors
     ///
@@ -170,9 +170,13 @@ fn first_failure(first: Result<(), TaskFailure>, next: Result<(), TaskFailure>) 
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::{
+        io,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
 
     use super::*;
 

@@ -1,9 +1,12 @@
 //! What belongs to one consumer, its handler apart.
 
+use crate::ids::AgentName;
 use std::time::Duration;
 
-use super::relay::{drain_timeout, poll_interval, process_name};
-use super::{Checks, HandlerArgs, HandlerSettings, parse};
+use super::{
+    Checks, HandlerArgs, HandlerSettings, parse,
+    relay::{drain_timeout, poll_interval, process_name},
+};
 
 /// Flags and variables of [`ConsumerSettings`].
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -42,7 +45,7 @@ pub struct ConsumerSettings {
     /// Where turns come from.
     pub source: Source,
     /// The agent that it serves, a token of 1 to 64 of `[A-Za-z0-9_-]`.
-    pub agent: String,
+    pub agent: AgentName,
     /// Turns that run at once, 1 to 10000.
     pub concurrency: usize,
     /// Time between being told to stop and giving back what still runs.
@@ -68,11 +71,10 @@ impl ConsumerArgs {
     /// Checks each setting against its range, and the handler's settings against each other.
     pub fn check(&self, checks: &mut Checks) -> ConsumerSettings {
         let sources = [("nats", Source::Nats), ("postgres", Source::Postgres)];
-        let agent = "default".to_owned();
         ConsumerSettings {
             name: process_name(checks, ("CONSUMER_NAME", self.name.as_ref()), "consumer"),
             source: checks.or("SOURCE", self.source.as_ref(), Source::Nats, parse::choice(&sources)),
-            agent: checks.or("AGENT", self.agent.as_ref(), agent, parse::agent),
+            agent: checks.or("AGENT", self.agent.as_ref(), AgentName::default(), parse::agent),
             concurrency: checks.or("CONCURRENCY", self.concurrency.as_ref(), 64, parse::number(1..=10_000)),
             history_limit: checks.or(
                 "HISTORY_LIMIT",

@@ -1,12 +1,13 @@
 //! Where Postgres is.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use sqlx::postgres::PgConnectOptions;
 
-use super::Checks;
-use super::secret::{Refused, SecretUrl, SecretUrlParser};
+use super::{
+    Checks,
+    secret::{Refused, SecretUrl, SecretUrlParser},
+};
 
 /// Flags and variables of [`DatabaseSettings`].
 #[derive(Debug, Clone, Default, clap::Args)]

@@ -1,10 +1,11 @@
 //! Who answers a consumer's turns: the built-in echo, or an agent behind HTTP.
 
-use std::fmt;
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use super::secret::{SecretUrl, SecretUrlParser, without_credentials};
-use super::{Checks, given, parse};
+use super::{
+    Checks, given, parse,
+    secret::{SecretUrl, SecretUrlParser, without_credentials},
+};
 
 /// Flags and variables of [`HandlerSettings`].
 #[derive(Debug, Clone, Default, clap::Args)]

@@ -1,10 +1,11 @@
 //! Where NATS is, and what the stream of triggers is called and holds.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
-use super::secret::{SecretUrl, SecretUrlParser, without_credentials};
-use super::{Checks, given, parse};
+use super::{
+    Checks, given, parse,
+    secret::{SecretUrl, SecretUrlParser, without_credentials},
+};
 
 const GIB: u64 = 1 << 30;
 

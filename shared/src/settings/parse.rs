@@ -1,13 +1,11 @@
 //! The forms in which settings are written. Each parser answers with what would have been right.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
+use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
 use axum::http::Uri;
 use bytesize::ByteSize;
+
+use crate::ids::{AgentName, is_token_byte};
 
 /// A number within `range`.
 pub(super) fn number<T: FromStr + PartialOrd + Display>(
@@ -54,13 +52,9 @@ pub(super) fn choice<T: Copy>(options: &[(&str, T)]) -> impl FnOnce(&str) -> Res
     }
 }
 
-/// The name of an agent: a token of 1 to 64 letters, digits, `_` and `-`, as the table `agents` asks.
-pub(super) fn agent(given: &str) -> Result<String, String> {
-    if given.len() <= 64 && is_token(given) {
-        Ok(given.to_owned())
-    } else {
-        Err(format!("must be 1 to 64 letters, digits, '_' and '-', not {given:?}"))
-    }
+/// The name of an agent.
+pub(super) fn agent(given: &str) -> Result<AgentName, String> {
+    AgentName::new(given).map_err(|invalid| invalid.to_string())
 }
 
 /// The name of a process, as operators read it: up to 100 bytes and nothing that a terminal acts on.
@@ -110,6 +104,5 @@ pub(super) fn http_url(given: &str) -> Result<String, String> {
 }
 
 fn is_token(token: &str) -> bool {
-    !token.is_empty()
-        && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+    !token.is_empty() && token.bytes().all(is_token_byte)
 }

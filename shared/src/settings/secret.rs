@@ -1,11 +1,12 @@
 //! Values that may carry a password: taken from the environment or from a file, and never shown.
 
-use std::ffi::OsStr;
-use std::{fmt, fs};
+use std::{ffi::OsStr, fmt, fs};
 
-use clap::builder::{StringValueParser, TypedValueParser};
-use clap::parser::ValueSource;
-use clap::{Arg, Command, Error};
+use clap::{
+    Arg, Command, Error,
+    builder::{StringValueParser, TypedValueParser},
+    parser::ValueSource,
+};
 
 use super::{Checks, given};
 

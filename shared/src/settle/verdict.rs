@@ -172,9 +172,8 @@ pub fn decide(cause: &Cause, standing: &Standing) -> Verdict {
 
 /// A turn with a side effect that may have happened is never run again: anything but a known failure counts.
 fn side_effects(calls: &[Call]) -> Option<Kind> {
-    let happened = |status| {
-        calls.iter().any(|call| call.effect == Effect::SideEffect && call.status == status)
-    };
+    let happened =
+        |status| calls.iter().any(|call| call.effect == Effect::SideEffect && call.status == status);
     if happened(OperationStatus::Started) {
         Some(Kind::SideEffectUnknown)
     } else if happened(OperationStatus::Completed) {
@@ -220,9 +219,9 @@ mod tests {
     fn call_sets() -> Vec<Vec<Call>> {
         let call = |effect, status| Call { name: "t".into(), effect, status };
         let single = EFFECTS.into_iter().flat_map(|e| STATUSES.map(|s| vec![call(e, s)]));
-        let pairs = STATUSES.into_iter().flat_map(|a| {
-            STATUSES.map(|b| vec![call(Effect::SideEffect, a), call(Effect::SideEffect, b)])
-        });
+        let pairs = STATUSES
+            .into_iter()
+            .flat_map(|a| STATUSES.map(|b| vec![call(Effect::SideEffect, a), call(Effect::SideEffect, b)]));
         std::iter::once(vec![]).chain(single).chain(pairs).collect()
     }
 
@@ -232,8 +231,13 @@ mod tests {
                 for attempt in 1..=4 {
                     for cancel_requested in [false, true] {
                         for rows in [0, 1, 3] {
-                            let standing =
-                                Standing { attempt, max_attempts: 3, cancel_requested, rows, calls: calls.clone() };
+                            let standing = Standing {
+                                attempt,
+                                max_attempts: 3,
+                                cancel_requested,
+                                rows,
+                                calls: calls.clone(),
+                            };
                             check(&cause, &standing, decide(&cause, &standing));
                         }
                     }
@@ -262,9 +266,8 @@ mod tests {
     fn a_side_effect_that_may_have_happened_names_what_is_known_of_it() {
         every_case(|cause, standing, verdict| {
             let Verdict::Fail { kind, retryable, .. } = verdict else { return };
-            let status = |status| {
-                standing.calls.iter().any(|c| c.effect == Effect::SideEffect && c.status == status)
-            };
+            let status =
+                |status| standing.calls.iter().any(|c| c.effect == Effect::SideEffect && c.status == status);
             let expected = match () {
                 () if standing.cancel_requested => Kind::Cancelled,
                 () if status(OperationStatus::Started) => Kind::SideEffectUnknown,
@@ -302,6 +305,9 @@ mod tests {
         let cause = Cause::Handler { message: String::new(), retryable: true, retry_after: after };
         let standing =
             Standing { attempt: 1, max_attempts: 2, cancel_requested: false, rows: 1, calls: vec![] };
-        assert_eq!(decide(&cause, &standing), Verdict::Retry { now: false, at_least: Duration::from_secs(7) });
+        assert_eq!(
+            decide(&cause, &standing),
+            Verdict::Retry { now: false, at_least: Duration::from_secs(7) }
+        );
     }
 }

@@ -1,0 +1,197 @@
+//! The consumer: a source of begun turns, the runs, their leases and their commits, put together and taken apart in order.
+
+use std::{sync::Arc, time::Duration};
+
+use shared::{
+    admin::Readiness,
+    broker::Broker,
+    ids::AgentName,
+    policy::{self, Policies},
+    pool,
+    process::Shutdown,
+    settings::{ConsumerSettings, DatabaseSettings, Source},
+    sqlstate,
+};
+use sqlx::PgPool;
+use tokio::{
+    sync::{OwnedSemaphorePermit, RwLock, Semaphore, watch},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    begin::Begun, finisher::Finisher, handler::TurnHandler, heartbeat::Heartbeat, leases::Leases,
+    nats_source, postgres_source, run::Runner,
+};
+
+/// How long runs may take to settle after they were told to leave.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a consumer works with.
+#[derive(Debug)]
+pub struct Resources {
+    /// Connections of the pipeline ([`shared::pool::connect`]); 8 serve a busy consumer.
+    pub pool: PgPool,
+    /// Where the heartbeat makes a connection of its own.
+    pub database: DatabaseSettings,
+    /// The connected broker; not needed with `--source postgres`.
+    pub broker: Option<Broker>,
+    /// Where the consumer says how it is.
+    pub readiness: Readiness,
+}
+
+/// Why a consumer ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsumerError {
+    /// Policy could not be read at the start.
+    #[error("cannot read the agents' policy: {}", sqlstate::safe_text(.0))]
+    Policy(#[source] sqlx::Error),
+    /// There is no such agent.
+    #[error("there is no agent {0}; `relay agent set {0}` makes it")]
+    UnknownAgent(AgentName),
+    /// `--source nats` without a broker.
+    #[error("the source is nats, but there is no connection to NATS")]
+    NoBroker,
+    /// The heartbeat's connection options are no good.
+    #[error(transparent)]
+    Connect(#[from] pool::ConnectError),
+    /// The heartbeat's thread could not be started.
+    #[error("cannot start the heartbeat")]
+    Thread(#[source] std::io::Error),
+    /// The heartbeat ended by itself: without it every lease would be lost.
+    #[error("the heartbeat ended")]
+    HeartbeatEnded,
+}
+
+/// What the sources and the runs share.
+pub(crate) struct Pipeline<H> {
+    pub(crate) pool: PgPool,
+    pub(crate) settings: ConsumerSettings,
+    pub(crate) readiness: Readiness,
+    pub(crate) stop: CancellationToken,
+    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) policies: watch::Receiver<Policies>,
+    /// Shared by runs, taken whole by one that may kill the process: it runs alone, and takes no innocent turn with it.
+    company: Arc<RwLock<()>>,
+    leases: Leases,
+    runner: Arc<Runner<H>>,
+    runs: TaskTracker,
+}
+
+/// Runs turns with `handler` until told to stop; then lets what runs end, and gives back the rest at the cut.
+///
+/// Faults of Postgres and NATS at run time never end it: they pause it, and readiness says why.
+pub async fn run<H: TurnHandler>(
+    resources: Resources,
+    settings: ConsumerSettings,
+    handler: H,
+    shutdown: Shutdown,
+) -> Result<(), ConsumerError> {
+    let Resources { pool, database, broker, readiness } = resources;
+    let known = policy::read(&pool).await.map_err(ConsumerError::Policy)?;
+    if !known.contains_key(&settings.agent) {
+        return Err(ConsumerError::UnknownAgent(settings.agent));
+    }
+    let (policies, watched) = watch::channel(known);
+    let background = CancellationToken::new();
+    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, background.clone()));
+    let leases = Leases::default();
+    let heartbeat = Heartbeat {
+        options: pool::options(&database, &format!("{} heartbeat", settings.name))?,
+        leases: leases.clone(),
+        policies: watched.clone(),
+        agent: settings.agent.clone(),
+        stop: background.clone(),
+    };
+    let mut heartbeat = heartbeat.spawn().map_err(ConsumerError::Thread)?;
+    let commits = TaskTracker::new();
+    let finisher = Finisher::start(&pool, settings.concurrency, &commits);
+    let pipeline = Pipeline {
+        runner: Arc::new(Runner { handler: Arc::new(handler), pool: pool.clone(), finisher }),
+        slots: Arc::new(Semaphore::new(settings.concurrency)),
+        company: Arc::default(),
+        runs: TaskTracker::new(),
+        stop: shutdown.stop.clone(),
+        policies: watched,
+        pool,
+        settings,
+        readiness,
+        leases,
+    };
+    let served = tokio::select! {
+        served = pipeline.serve(broker.as_ref()) => served,
+        _ = &mut heartbeat => Err(ConsumerError::HeartbeatEnded),
+    };
+    pipeline.drain(&shutdown.cut).await;
+    commits.close();
+    commits.wait().await;
+    background.cancel();
+    let _ = refreshing.await;
+    let _ = heartbeat.await;
+    if let Some(broker) = broker {
+        broker.close().await;
+    }
+    served
+}
+
+impl<H: TurnHandler> Pipeline<H> {
+    async fn serve(&self, broker: Option<&Broker>) -> Result<(), ConsumerError> {
+        match (self.settings.source, broker) {
+            (Source::Postgres, _) => postgres_source::serve(self).await,
+            (Source::Nats, Some(broker)) => nats_source::serve(self, broker.clone()).await,
+            (Source::Nats, None) => return Err(ConsumerError::NoBroker),
+        }
+        Ok(())
+    }
+
+    /// Waits for a free slot and takes what else is free, up to `most`. `None`: told to stop.
+    pub(crate) async fn free_slots(&self, most: usize) -> Option<OwnedSemaphorePermit> {
+        let first = self.stop.run_until_cancelled(self.slots.clone().acquire_owned()).await?;
+        let mut slots = first.ok()?;
+        // While a suspect runs or waits to run alone, other consumers are the better place for new turns.
+        drop(self.stop.run_until_cancelled(self.company.read()).await?);
+        let more = self.slots.available_permits().min(most.saturating_sub(1));
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        if let Ok(rest) = self.slots.clone().try_acquire_many_owned(more) {
+            slots.merge(rest);
+        }
+        Some(slots)
+    }
+
+    /// Starts begun runs, one slot each. `since`: before their leases were taken.
+    pub(crate) fn start(&self, begun: Vec<Begun>, slots: &mut OwnedSemaphorePermit, since: Instant) {
+        let timeout = self.policies.borrow().get(&self.settings.agent).map(|policy| policy.turn_timeout);
+        let timeout = timeout.unwrap_or(Duration::from_secs(600));
+        for begun in begun {
+            let slot = slots.split(1);
+            let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, since);
+            let (runner, company) = (self.runner.clone(), self.company.clone());
+            self.runs.spawn(async move {
+                if begun.suspect {
+                    let _alone = company.write_owned().await;
+                    runner.run(begun, lease, timeout).await;
+                } else {
+                    let _with_others = company.read_owned().await;
+                    runner.run(begun, lease, timeout).await;
+                }
+                drop(slot);
+            });
+        }
+    }
+
+    /// Lets what runs end; at the cut, gives the rest back.
+    async fn drain(self, cut: &CancellationToken) {
+        self.runs.close();
+        if self.runs.is_empty() {
+            return;
+        }
+        tracing::info!(running = self.runs.len(), "letting what runs end");
+        if cut.run_until_cancelled(self.runs.wait()).await.is_none() {
+            tracing::warn!(running = self.runs.len(), "giving back what still runs");
+            self.leases.leave();
+            if tokio::time::timeout(LEAVE_TIMEOUT, self.runs.wait()).await.is_err() {
+                tracing::error!(running = self.runs.len(), "left runs behind; their leases will expire");
+            }
+        }
+    }
+}

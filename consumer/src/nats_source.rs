@@ -1,0 +1,84 @@
+//! The source that scales out: triggers that a relay published, over a durable that all consumers of an agent share.
+
+use shared::{broker::Broker, failpoint, sqlstate};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+use crate::{
+    begin::{self, Candidate},
+    consumer::Pipeline,
+    handler::TurnHandler,
+    pull::{Delivery, Evidence, Puller},
+};
+
+/// Triggers that one begin takes.
+const BATCH: usize = 256;
+
+/// Pulls, begins and starts until told to stop.
+pub(crate) async fn serve<H: TurnHandler>(pipeline: &Pipeline<H>, broker: Broker) {
+    let mut puller = Puller::new(broker, pipeline.settings.agent.clone());
+    while let Some(mut slots) = pipeline.free_slots(BATCH).await {
+        let pulled = pipeline.stop.run_until_cancelled(puller.next(slots.num_permits())).await;
+        match pulled {
+            None => return,
+            Some(Ok(deliveries)) => {
+                pipeline.readiness.set_ready("broker");
+                let _ = failpoint::reach("after_receive").await;
+                begin(pipeline, &puller, deliveries, &mut slots).await;
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "nothing could be pulled");
+                pipeline.readiness.set_not_ready("broker", error);
+            }
+        }
+    }
+}
+
+/// Begins what was delivered, acknowledges it, and starts the runs. What could not be begun comes again after the
+/// durable's `ack_wait`.
+async fn begin<H: TurnHandler>(
+    pipeline: &Pipeline<H>,
+    puller: &Puller,
+    deliveries: Vec<Delivery>,
+    slots: &mut OwnedSemaphorePermit,
+) {
+    let candidates: Vec<Candidate> = deliveries
+        .iter()
+        .map(|delivery| Candidate {
+            conversation_id: delivery.trigger.conversation_id.clone(),
+            run_id: delivery.trigger.run_id,
+            trace_context: delivery.trace_context.clone(),
+        })
+        .collect();
+    let settings = &pipeline.settings;
+    let since = Instant::now();
+    let begun = begin::begin_queued(
+        &pipeline.pool,
+        &settings.agent,
+        &settings.name,
+        settings.history_limit,
+        &candidates,
+    )
+    .await;
+    let begun = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            let error = sqlstate::safe_text(&error);
+            tracing::warn!(error, deliveries = deliveries.len(), "a begin failed");
+            pipeline.readiness.set_not_ready("postgres", error);
+            return;
+        }
+    };
+    pipeline.readiness.set_ready("postgres");
+    let _ = failpoint::reach("after_begin").await;
+    let runs: Vec<_> = begun.iter().map(|run| run.run_id).collect();
+    pipeline.start(begun, slots, since);
+    for delivery in deliveries {
+        let evidence = if runs.contains(&delivery.trigger.run_id) { Evidence::Begun } else { Evidence::Over };
+        if evidence == Evidence::Over {
+            tracing::debug!(run_id = %delivery.trigger.run_id, "a trigger whose run is over was dropped");
+        }
+        if let Err(error) = puller.ack(delivery, evidence).await {
+            tracing::debug!(%error, "an ack was not sent; the trigger will come again and find its run begun");
+        }
+    }
+}
