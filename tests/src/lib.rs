@@ -20,6 +20,11 @@
 //! Nothing survives a test process, however it ends: servers are held by a guard process that ends with its standard
 //! input, relays and consumers by the kernel's parent-death signal.
 
+#![allow(
+    clippy::must_use_candidate,
+    reason = "a helper of tests whose result is not used is dead code in plain sight"
+)]
+
 pub mod guard;
 pub mod invariants;
 pub mod programs;

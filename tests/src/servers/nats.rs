@@ -32,9 +32,9 @@ impl Nats {
         std::fs::create_dir_all(home).with_context(|| format!("cannot make {}", home.display()))?;
         let mut nats = Self { bin, home: home.to_owned(), port: Port::claim()?, daemon: None };
         let config = format!(
-            "listen: \"127.0.0.1:{}\"\nmax_payload: 8MB\njetstream {{ store_dir: {:?} }}\n{extra}\n",
+            "listen: \"127.0.0.1:{}\"\nmax_payload: 8MB\njetstream {{ store_dir: \"{}\" }}\n{extra}\n",
             nats.port(),
-            nats.store(),
+            nats.store().display(),
         );
         std::fs::write(nats.config(), config)?;
         nats.resume()?;

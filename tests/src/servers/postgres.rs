@@ -123,7 +123,7 @@ impl Service for Postgres {
                     return Ok(());
                 }
                 Err(_) if tail(&log, 3).contains("shared memory block") => {
-                    thread::sleep(Duration::from_millis(100))
+                    thread::sleep(Duration::from_millis(100));
                 }
                 Err(error) => return Err(error),
             }

@@ -112,7 +112,8 @@ pub(super) async fn describe(pool: &PgPool) -> String {
             Ok(lines) => lines,
             Err(error) => vec![format!("cannot be read: {error}")],
         };
-        text += &format!("{title}:{}\n", lines.iter().map(|line| format!("\n  {line}")).collect::<String>());
+        text += &[&[format!("{title}:")], lines.as_slice()].concat().join("\n  ");
+        text.push('\n');
     }
     text
 }
