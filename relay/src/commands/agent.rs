@@ -2,14 +2,14 @@
 
 use std::io::Write;
 
-use shared::ids::AgentName;
-use shared::process::UsageError;
-use shared::settings::DatabaseArgs;
-use sqlx::PgPool;
-use sqlx::postgres::types::PgInterval;
+use shared::{ids::AgentName, process::UsageError, settings::DatabaseArgs};
+use sqlx::{PgPool, postgres::types::PgInterval};
 
-use super::agent_sql::{self, Agent, Change};
-use super::{CommandError, connect, output};
+use super::{
+    CommandError,
+    agent_sql::{self, Agent, Change},
+    connect, output,
+};
 
 const KEYS: &str = "\
 Keys:

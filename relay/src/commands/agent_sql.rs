@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use shared::ids::AgentName;
-use sqlx::postgres::types::PgInterval;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, postgres::types::PgInterval};
 
 /// A row of `agents`. Durations are written as they are given: `500ms`, `10s`, `5m`.
 #[derive(Debug, Serialize)]

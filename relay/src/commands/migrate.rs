@@ -2,9 +2,12 @@
 
 use std::io::Write;
 
-use shared::broker::Broker;
-use shared::settings::{self, DatabaseArgs, NatsArgs};
-use shared::{policy, pool, schema, topology};
+use shared::{
+    broker::Broker,
+    policy, pool, schema,
+    settings::{self, DatabaseArgs, NatsArgs},
+    topology,
+};
 
 use super::{CommandError, output};
 

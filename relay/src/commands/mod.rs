@@ -5,15 +5,17 @@
 
 use std::io::{self, Write};
 
-use shared::admin::AdminError;
-use shared::broker::BrokerError;
-use shared::logging::LoggingError;
-use shared::pool::{self, ConnectError};
-use shared::process::{TaskFailure, UsageError};
-use shared::schema::{self, SchemaError};
-use shared::settings::{self, DatabaseArgs, SettingsError};
-use shared::sqlstate;
-use shared::submit::SubmitError;
+use shared::{
+    admin::AdminError,
+    broker::BrokerError,
+    logging::LoggingError,
+    pool::{self, ConnectError},
+    process::{TaskFailure, UsageError},
+    schema::{self, SchemaError},
+    settings::{self, DatabaseArgs, SettingsError},
+    sqlstate,
+    submit::SubmitError,
+};
 use sqlx::PgPool;
 
 mod agent;

@@ -1,7 +1,9 @@
 //! Lines for people: aligned, with ages in words, and with nothing that a terminal would act on.
 
-use std::io::{self, Write};
-use std::time::Duration;
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use serde::Serialize;
 

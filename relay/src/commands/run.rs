@@ -1,11 +1,14 @@
 //! `relay run`: one relay, from its settings to its last acknowledgement.
 
 use relay::Resources;
-use shared::admin::{self, Readiness, Router};
-use shared::broker::Broker;
-use shared::process::{Shutdown, Tasks};
-use shared::settings::{self, AdminArgs, DatabaseArgs, LogArgs, NatsArgs, RelayArgs};
-use shared::{logging, pool, schema};
+use shared::{
+    admin::{self, Readiness, Router},
+    broker::Broker,
+    logging, pool,
+    process::{Shutdown, Tasks},
+    schema,
+    settings::{self, AdminArgs, DatabaseArgs, LogArgs, NatsArgs, RelayArgs},
+};
 
 use super::CommandError;
 

@@ -1,15 +1,15 @@
 //! `relay status`: what the pipeline does now, or what one conversation is waiting for.
 
-use std::collections::BTreeMap;
-use std::io::Write;
+use std::{collections::BTreeMap, io::Write};
 
 use serde::Serialize;
-use shared::ids::ConversationId;
-use shared::settings::DatabaseArgs;
+use shared::{ids::ConversationId, settings::DatabaseArgs};
 use sqlx::PgConnection;
 
-use super::status_sql::{self, Conversation, Due, MessageRow, RunRow};
-use super::{CommandError, agent_sql, connect, output};
+use super::{
+    CommandError, agent_sql, connect, output,
+    status_sql::{self, Conversation, Due, MessageRow, RunRow},
+};
 
 /// Characters of a message that are shown.
 const SHOWN: usize = 200;

@@ -3,15 +3,19 @@
 //! A long file passes through in constant memory: lines are read ahead by a few, committed in groups, and with `--wait`
 //! no more than a window of them is unanswered before reading goes on.
 
-use std::io::{self, Read as _, Write};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{
+    io::{self, Read as _, Write},
+    path::PathBuf,
+    time::Duration,
+};
 
 use serde::Serialize;
-use shared::backoff::Delays;
-use shared::ids::{AgentName, ConversationId, MessageId};
-use shared::settings::DatabaseArgs;
-use shared::submit::{Message, SubmitError, Submitted};
+use shared::{
+    backoff::Delays,
+    ids::{AgentName, ConversationId, MessageId},
+    settings::DatabaseArgs,
+    submit::{Message, SubmitError, Submitted},
+};
 use sqlx::PgConnection;
 
 use self::sql::Outcome;

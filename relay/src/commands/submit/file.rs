@@ -1,18 +1,25 @@
 //! A file of messages: read ahead, submitted in groups, and with `--wait` answered in between.
 
-use std::io::{self, Write};
-use std::path::Path;
-use std::time::Duration;
+use std::{
+    io::{self, Write},
+    path::Path,
+    time::Duration,
+};
 
 use sqlx::PgConnection;
-use tokio::time::{self, MissedTickBehavior};
+use tokio::{
+    sync::mpsc,
+    time::{self, MissedTickBehavior},
+};
 
-use super::super::{CommandError, connect};
-use super::SubmitArgs;
-use super::group::{self, Numbered};
-use super::lines::{self, Line};
-use super::progress::Progress;
-use super::wait::{Awaited, Waiting};
+use super::{
+    super::{CommandError, connect},
+    SubmitArgs,
+    group::{self, Numbered},
+    lines::{self, Line},
+    progress::Progress,
+    wait::{Awaited, Waiting},
+};
 
 /// Messages of a full group.
 const GROUP: usize = 500;
@@ -46,34 +53,40 @@ pub(super) async fn run(args: &SubmitArgs, path: &Path, out: &mut dyn Write) -> 
         waiting: Waiting::new(args.timeout),
         progress: Progress::new(input.bytes, args.wait, args.json),
     };
-    let mut lines = lines::read(input);
-    let mut tick = time::interval(TICK);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut end = None;
-    while (end.is_none() || submit.waiting.len() > 0) && !submit.waiting.is_in_vain() {
-        tokio::select! {
-            next = lines.recv(), if end.is_none() && !submit.waiting.is_full() => match next {
-                Some((offset, line)) => {
-                    submit.progress.read(offset);
-                    end = submit.line(line).await?;
-                }
-                None => end = Some(Ok(())),
-            },
-            _ = tick.tick() => {
-                submit.group().await?;
-                submit.look().await?;
-            }
-        }
-        if end.is_some() {
-            submit.group().await?;
-        }
-    }
+    let ended = submit.all(lines::read(input)).await;
     let unanswered = submit.waiting.len();
-    submit.progress.finish(submit.out, unanswered)?;
-    end.unwrap_or(Ok(())).map_err(broken)
+    let summed_up = submit.progress.finish(submit.out, unanswered);
+    ended?.map_err(broken)?;
+    summed_up
 }
 
 impl Submit<'_> {
+    /// Takes lines until there are no more, and waits for the outcomes; returns how the input ended.
+    async fn all(&mut self, mut lines: mpsc::Receiver<(u64, Line)>) -> Result<io::Result<()>, CommandError> {
+        let mut tick = time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut end = None;
+        while (end.is_none() || self.waiting.len() > 0) && !self.waiting.is_in_vain() {
+            tokio::select! {
+                next = lines.recv(), if end.is_none() && !self.waiting.is_full() => match next {
+                    Some((offset, line)) => {
+                        self.progress.read(offset);
+                        end = self.line(line).await?;
+                    }
+                    None => end = Some(Ok(())),
+                },
+                _ = tick.tick() => {
+                    self.group().await?;
+                    self.look().await?;
+                }
+            }
+            if end.is_some() {
+                self.group().await?;
+            }
+        }
+        Ok(end.unwrap_or(Ok(())))
+    }
+
     /// Takes a line into the group, and submits the group once it is full. Returns the end, if this was it.
     async fn line(&mut self, line: Line) -> Result<Option<io::Result<()>>, CommandError> {
         match line {

@@ -1,10 +1,11 @@
 //! Messages committed in groups, since a commit costs more than a message; and one that is refused refuses no other.
 
-use shared::ids::AgentName;
-use shared::sqlstate;
-use shared::submit::{self, Message, SubmitError, Submitted};
-use sqlx::error::DatabaseError;
-use sqlx::{Acquire as _, PgConnection};
+use shared::{
+    ids::AgentName,
+    sqlstate,
+    submit::{self, Message, SubmitError, Submitted},
+};
+use sqlx::{Acquire as _, PgConnection, error::DatabaseError};
 
 use super::sql;
 

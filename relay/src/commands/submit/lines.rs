@@ -1,14 +1,18 @@
 //! The lines of a file as messages, read on a thread of their own and only a few ahead of those that take them.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read as _};
-use std::path::Path;
-use std::thread;
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read as _},
+    path::Path,
+    thread,
+};
 
 use serde::Deserialize;
 use serde_json::error::Category;
-use shared::ids::{ConversationId, InvalidId, MessageId};
-use shared::submit::Message;
+use shared::{
+    ids::{ConversationId, InvalidId, MessageId},
+    submit::Message,
+};
 use tokio::sync::mpsc;
 
 /// The longest line: the largest content, with every byte of it escaped.

@@ -1,16 +1,22 @@
 //! What is told of a long submit while it goes on, and at its end.
 
-use std::fmt::Display;
-use std::io::{self, Write};
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use shared::ids::{ConversationId, MessageId};
-use shared::submit::{SubmitError, Submitted};
+use shared::{
+    ids::{ConversationId, MessageId},
+    submit::{SubmitError, Submitted},
+};
 
-use super::super::{CommandError, output};
-use super::sql::Outcome;
-use super::wait::Awaited;
+use super::{
+    super::{CommandError, output},
+    sql::Outcome,
+    wait::Awaited,
+};
 
 /// Characters of an outcome that are shown to people.
 const SHOWN: usize = 100;

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use shared::ids::{AgentName, TurnId};
-use shared::submit::Message;
+use shared::{
+    ids::{AgentName, TurnId},
+    submit::Message,
+};
 use sqlx::PgConnection;
 
 /// What became of a submitted message.

@@ -1,7 +1,9 @@
 //! Messages that were submitted and are not answered yet: a bounded number of them, looked up a few at a time.
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use shared::ids::{ConversationId, MessageId};
 use sqlx::PgConnection;
