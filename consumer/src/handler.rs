@@ -1,7 +1,7 @@
 //! The port: what runs a turn. Everything else in this crate exists so that a handler may take minutes, fail, panic or
 //! outlive its lease without a turn being lost or doubled.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use shared::{
     ids::{AgentName, ConversationId, MessageId, RunId, TurnId},
@@ -24,6 +24,27 @@ impl<H: TurnHandler> TurnHandler for Arc<H> {
     fn handle(&self, turn: Turn) -> impl Future<Output = Result<Reply, HandlerError>> + Send {
         H::handle(self, turn)
     }
+}
+
+/// A handler made of an async function.
+pub fn handler_fn<F, A>(answer: F) -> impl TurnHandler
+where
+    F: Fn(Turn) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Reply, HandlerError>> + Send,
+{
+    struct Function<F>(F);
+
+    impl<F, A> TurnHandler for Function<F>
+    where
+        F: Fn(Turn) -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Reply, HandlerError>> + Send,
+    {
+        fn handle(&self, turn: Turn) -> impl Future<Output = Result<Reply, HandlerError>> + Send {
+            (self.0)(turn)
+        }
+    }
+
+    Function(answer)
 }
 
 /// One attempt at a turn, as a handler gets it.

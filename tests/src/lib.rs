@@ -27,10 +27,12 @@
 
 pub mod guard;
 pub mod invariants;
+pub mod local;
 pub mod programs;
 pub mod servers;
 pub mod world;
 
 pub use guard::Servers;
+pub use local::Local;
 pub use servers::{Server, Spec};
 pub use world::{Process, World};

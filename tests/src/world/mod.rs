@@ -34,7 +34,7 @@ const SHOWN: usize = 40;
 
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 
-fn number() -> u64 {
+pub(crate) fn number() -> u64 {
     NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
