@@ -122,7 +122,12 @@ pub async fn run<H: TurnHandler>(
         served = pipeline.serve(broker.as_ref()) => served,
         _ = &mut heartbeat => Err(ConsumerError::HeartbeatEnded),
     };
-    pipeline.drain(&shutdown.cut).await;
+    // Without a heartbeat no lease lasts: then nothing is waited for.
+    let patience = if served.is_ok() { shutdown.cut } else { CancellationToken::new() };
+    if served.is_err() {
+        patience.cancel();
+    }
+    pipeline.drain(&patience).await;
     commits.close();
     commits.wait().await;
     background.cancel();

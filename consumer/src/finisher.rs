@@ -37,7 +37,8 @@ impl Finisher {
         let (requests, queue) = mpsc::channel(capacity);
         let queue = Arc::new(Mutex::new(queue));
         for _ in 0..COMMITTERS {
-            tasks.spawn(commit_groups(pool.clone(), queue.clone()));
+            let committer = Committer { pool: pool.clone(), tasks: tasks.clone() };
+            tasks.spawn(committer.commit_groups(queue.clone()));
         }
         Self { requests }
     }
@@ -51,47 +52,52 @@ impl Finisher {
     }
 }
 
-async fn commit_groups(pool: PgPool, queue: Arc<Mutex<mpsc::Receiver<Request>>>) {
-    loop {
-        let mut group = Vec::new();
-        if queue.lock().await.recv_many(&mut group, GROUP).await == 0 {
-            return;
-        }
-        commit(&pool, group).await;
-    }
+struct Committer {
+    pool: PgPool,
+    tasks: TaskTracker,
 }
 
-/// Commits a group; whoever it fails for, or was busy in it, goes alone.
-async fn commit(pool: &PgPool, group: Vec<Request>) {
-    // A run that gave up waiting has lost its lease or is being stopped: its reply is not wanted any more.
-    let group: Vec<Request> = group.into_iter().filter(|request| !request.answer.is_closed()).collect();
-    if group.is_empty() {
-        return;
+impl Committer {
+    async fn commit_groups(self, queue: Arc<Mutex<mpsc::Receiver<Request>>>) {
+        loop {
+            let mut group = Vec::new();
+            if queue.lock().await.recv_many(&mut group, GROUP).await == 0 {
+                return;
+            }
+            self.commit(group).await;
+        }
     }
-    let alone = if group.len() == 1 {
-        group
-    } else {
+
+    /// Commits a group; whoever it fails for, or was busy in it, goes alone.
+    async fn commit(&self, group: Vec<Request>) {
+        // A run that gave up waiting has lost its lease or is being stopped: its reply is not wanted any more.
+        let group: Vec<Request> = group.into_iter().filter(|request| !request.answer.is_closed()).collect();
+        let (alone, ambiguous) =
+            if group.len() < 2 { (group, false) } else { self.commit_together(group).await };
+        // Side by side: one that waits for a lock, or for Postgres, holds up no other and no later group.
+        for mut request in alone {
+            let pool = self.pool.clone();
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    fate = finish_alone(&pool, &request.output, ambiguous) => {
+                        let _ = request.answer.send(fate);
+                    }
+                    () = request.answer.closed() => {}
+                }
+            });
+        }
+    }
+
+    /// Returns who must go alone, and whether this commit may have got in all the same.
+    async fn commit_together(&self, group: Vec<Request>) -> (Vec<Request>, bool) {
         let outputs: Vec<Output> = group.iter().map(|request| request.output.clone()).collect();
-        match finish::finish_group(pool, &outputs).await {
-            Ok(fates) => answer_group(group, fates),
+        match finish::finish_group(&self.pool, &outputs).await {
+            Ok(fates) => (answer_group(group, fates), false),
             Err(error) => {
                 tracing::info!(%error, runs = group.len(), "a grouped commit failed; committing one by one");
-                group
+                (group, true)
             }
         }
-    };
-    // Side by side: one that waits for a lock, or for Postgres, holds up no other and no later group.
-    for request in alone {
-        let pool = pool.clone();
-        tokio::spawn(async move {
-            let mut request = request;
-            tokio::select! {
-                fate = finish_alone(&pool, &request.output) => {
-                    let _ = request.answer.send(fate);
-                }
-                () = request.answer.closed() => {}
-            }
-        });
     }
 }
 
@@ -109,9 +115,8 @@ fn answer_group(group: Vec<Request>, fates: Vec<Finished>) -> Vec<Request> {
 
 /// Commits one reply, as often as it takes to know its fate. The fence makes every further try harmless, and the run's
 /// record tells whether an earlier one got in: an ambiguous commit never runs the model again.
-async fn finish_alone(pool: &PgPool, output: &Output) -> Finished {
+async fn finish_alone(pool: &PgPool, output: &Output, mut ambiguous: bool) -> Finished {
     let mut delays = Delays::new(Duration::from_millis(50), Duration::from_secs(2));
-    let mut ambiguous = false;
     loop {
         match finish::finish_one(pool, output).await {
             Ok(Finished::Fenced) if ambiguous => match finish::was_committed(pool, output.run_id).await {

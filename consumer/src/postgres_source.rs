@@ -98,10 +98,10 @@ async fn claim<H: TurnHandler>(
     let request =
         Claim { batch, agents: Some(std::slice::from_ref(&settings.agent)), worker: Some(&settings.name) };
     let Claims { turns, empty, suspects, .. } = claim::claim(&pipeline.pool, request).await?;
+    let mut due = turns.len();
     for conversation in &empty {
-        claim::close_empty_lane(&pipeline.pool, conversation).await?;
+        due += usize::from(claim::close_empty_lane(&pipeline.pool, conversation).await?);
     }
-    let due = turns.len() + empty.len();
     if turns.is_empty() {
         return Ok(due);
     }

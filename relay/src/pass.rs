@@ -17,11 +17,16 @@ use shared::{
     wake::{Rest, Sleeper, Woken},
 };
 use sqlx::PgPool;
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 use tokio_util::task::TaskTracker;
 
 use crate::{gate::Gate, look_after, publish::Publisher};
 
+/// A busy relay looks after what is in flight this often, not with every claim.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The name of the readiness check on Postgres.
 const CHECK: &str = "postgres";
 
@@ -72,6 +77,7 @@ pub async fn run(
         gate,
         sleeper,
         policies: watched,
+        looked_at: None,
         turn: 0,
         settings,
         readiness,
@@ -104,6 +110,8 @@ struct Relay {
     publishing: TaskTracker,
     sleeper: Sleeper,
     policies: watch::Receiver<Policies>,
+    /// When it last looked after what is in flight and found nothing.
+    looked_at: Option<Instant>,
     /// Which agent is claimed for first while some are paused.
     turn: usize,
     settings: RelaySettings,
@@ -148,7 +156,8 @@ impl Relay {
     }
 
     async fn pass(&mut self, started: &mut bool) -> Result<Found, Fault> {
-        let expired = recovery::recover_expired(&self.pool).await?;
+        let look = self.looked_at.is_none_or(|looked_at| looked_at.elapsed() >= LOOK_INTERVAL);
+        let expired = if look { recovery::recover_expired(&self.pool).await? } else { 0 };
         self.make_durables_of_new_agents();
         let agents = names(&self.policies.borrow());
         if let Some(pause) = self.gate.try_open(&self.publisher.broker, &agents).await {
@@ -160,7 +169,11 @@ impl Relay {
             *started = true;
         }
         let claimed = self.claim().await?;
-        let overdue = look_after::ask_for_overdue(&self.publisher).await?;
+        let overdue = if look { look_after::ask_for_overdue(&self.publisher).await? } else { 0 };
+        if look {
+            // A full page may have more behind it.
+            self.looked_at = (expired + overdue == 0).then(Instant::now);
+        }
         Ok(if expired + claimed + overdue > 0 { Found::Work } else { Found::Nothing })
     }
 
@@ -168,18 +181,20 @@ impl Relay {
     async fn claim(&mut self) -> Result<usize, Fault> {
         let batch = self.settings.batch.min(u32::try_from(self.settings.max_in_flight).unwrap_or(u32::MAX));
         let room = self.in_flight.clone().acquire_many_owned(batch);
-        let Some(Ok(permit)) = self.shutdown.stop.run_until_cancelled(room).await else { return Ok(0) };
+        let Some(Ok(mut permit)) = self.shutdown.stop.run_until_cancelled(room).await else { return Ok(0) };
         failpoint::reach("before_claim").await?;
         let agents = self.claimable();
         let claim = Claim { batch, agents: agents.as_deref(), worker: None };
         let Claims { turns, empty, .. } = claim::claim(&self.pool, claim).await?;
         failpoint::reach("after_claim").await?;
+        let mut due = turns.len();
         for conversation in &empty {
-            claim::close_empty_lane(&self.pool, conversation).await?;
+            due += usize::from(claim::close_empty_lane(&self.pool, conversation).await?);
         }
-        let due = turns.len() + empty.len();
-        if !turns.is_empty() {
-            self.publishing.spawn(self.publisher.clone().publish(turns, permit));
+        if !turns.is_empty()
+            && let Some(in_flight) = permit.split(turns.len())
+        {
+            self.publishing.spawn(self.publisher.clone().publish(turns, in_flight));
         }
         Ok(due)
     }
@@ -233,6 +248,8 @@ impl Relay {
         if self.claim().await? == 0 {
             let stop = self.shutdown.stop.clone();
             let woken = stop.run_until_cancelled(self.sleeper.wait()).await;
+            // It may have slept until a lease or a trigger's time was over.
+            self.looked_at = None;
             tracing::trace!(notified = woken == Some(Woken::Notified), "woken");
         }
         Ok(())

@@ -335,16 +335,18 @@ async fn mark(
 /// Decides about a due lane for which a claim found no rows: waiting for newer rows, or idle.
 ///
 /// A claim holds only the lane, so a submit may be about to commit rows that it could not see; this takes the
-/// conversation first, as submit does, and reads again.
-pub async fn close_empty_lane(pool: &PgPool, conversation: &ConversationId) -> Result<(), sqlx::Error> {
+/// conversation first, as submit does, and reads again. Never waits: `false` means that somebody holds the conversation,
+/// and the next claim will find the lane again.
+pub async fn close_empty_lane(pool: &PgPool, conversation: &ConversationId) -> Result<bool, sqlx::Error> {
     let mut transaction = pool.begin().await?;
     let held = sqlx::query_scalar!(
-        "select 1 from conversations where id = $1 for no key update",
+        "select 1 from conversations where id = $1 for no key update skip locked",
         conversation.as_str(),
     )
     .fetch_optional(&mut *transaction)
     .await?;
-    if held.is_some() {
+    let free = held.is_some();
+    if free {
         sqlx::query!("select from agent_lanes where conversation_id = $1 for update", conversation.as_str())
             .execute(&mut *transaction)
             .await?;
@@ -373,5 +375,6 @@ pub async fn close_empty_lane(pool: &PgPool, conversation: &ConversationId) -> R
         .execute(&mut *transaction)
         .await?;
     }
-    transaction.commit().await
+    transaction.commit().await?;
+    Ok(free)
 }

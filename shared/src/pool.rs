@@ -4,7 +4,7 @@
 use std::{str::FromStr, time::Duration};
 
 use sqlx::{
-    ConnectOptions, PgPool,
+    ConnectOptions, Connection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -77,10 +77,16 @@ pub async fn connect(
 
 async fn open(options: PgConnectOptions, max_connections: u32) -> Result<PgPool, ConnectError> {
     let server = format!("{}:{}", options.get_host(), options.get_port());
-    PgPoolOptions::new()
+    // Once by itself: a pool tries again until its timeout, and then says only that the time is over.
+    let first = tokio::time::timeout(ACQUIRE_TIMEOUT, options.connect())
+        .await
+        .unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
+    match first {
+        Ok(connection) => drop(connection.close().await),
+        Err(source) => return Err(ConnectError::Unreachable { server, source }),
+    }
+    Ok(PgPoolOptions::new()
         .max_connections(max_connections)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .connect_with(options)
-        .await
-        .map_err(|source| ConnectError::Unreachable { server, source })
+        .connect_lazy_with(options))
 }
