@@ -12,6 +12,8 @@ use shared::{
 
 use super::CommandError;
 
+/// What is logged unless it is said otherwise. The broker's events are logged as what they mean here.
+const LOG: &str = "info,async_nats=warn";
 /// Claims, publishes and looks after at once; more sessions would only wait for each other.
 const CONNECTIONS: u32 = 8;
 
@@ -36,7 +38,7 @@ pub(super) async fn run(args: &RunArgs) -> Result<(), CommandError> {
             args.database.check(checks),
             args.nats.check(checks),
             args.admin.check(checks, 9464),
-            args.log.check(checks, "info"),
+            args.log.check(checks, LOG),
         )
     })?;
     logging::init(&log)?;

@@ -41,9 +41,9 @@ struct AgentLanes {
 #[derive(Debug, Serialize)]
 struct Pipeline {
     agents: BTreeMap<String, AgentLanes>,
-    /// There are more lanes than were counted.
+    /// There are more lanes of a state than were counted.
     capped: bool,
-    oldest_due: Option<Due>,
+    longest_due: Vec<Due>,
     asleep: Vec<String>,
 }
 
@@ -77,21 +77,22 @@ async fn pipeline(connection: &mut PgConnection) -> Result<Pipeline, CommandErro
         .into_iter()
         .map(|agent| (agent.name, AgentLanes { paused: agent.paused, ..AgentLanes::default() }))
         .collect();
-    let mut counted = 0;
     for lanes in status_sql::lanes(connection).await? {
-        counted += lanes.count;
         let of_agent = agents.entry(lanes.agent).or_default();
-        match lanes.state.as_str() {
-            "waiting" => of_agent.waiting = lanes.count,
-            "retrying" => of_agent.retrying = lanes.count,
-            "queued" => of_agent.queued = lanes.count,
-            _ => of_agent.running = lanes.count,
-        }
+        let count = match (lanes.state.as_str(), lanes.retrying) {
+            ("waiting", false) => &mut of_agent.waiting,
+            ("waiting", true) => &mut of_agent.retrying,
+            ("queued", _) => &mut of_agent.queued,
+            _ => &mut of_agent.running,
+        };
+        *count = lanes.count;
     }
+    let total = |count: fn(&AgentLanes) -> i64| agents.values().map(count).sum::<i64>();
+    let totals = [total(|of| of.waiting + of.retrying), total(|of| of.queued), total(|of| of.running)];
     Ok(Pipeline {
+        capped: totals.contains(&status_sql::COUNTED),
         agents,
-        capped: counted == status_sql::COUNTED,
-        oldest_due: status_sql::oldest_due(connection).await?,
+        longest_due: status_sql::longest_due(connection).await?,
         asleep: status_sql::asleep(connection).await?,
     })
 }
@@ -124,21 +125,18 @@ fn print_pipeline(out: &mut dyn Write, pipeline: &Pipeline) -> Result<(), Comman
         .collect();
     output::table(out, ["agent", "waiting", "retrying", "queued", "running", ""], &rows)?;
     if pipeline.capped {
-        writeln!(out, "(of the {} lanes that are due first; there are more)", status_sql::COUNTED)?;
+        writeln!(out, "(of each state only the {} lanes that are due first)", status_sql::COUNTED)?;
     }
     writeln!(out)?;
-    match &pipeline.oldest_due {
-        None => writeln!(out, "oldest due  nothing is due")?,
-        Some(due) => writeln!(
-            out,
-            "oldest due  for {}, {}: {}",
-            output::age(due.for_seconds),
-            due.state,
-            output::shown(&due.conversation_id, SHOWN)
-        )?,
+    if pipeline.longest_due.is_empty() {
+        writeln!(out, "due     nothing")?;
+    }
+    for due in &pipeline.longest_due {
+        let (age, conversation) = (output::age(due.for_seconds), output::shown(&due.conversation_id, SHOWN));
+        writeln!(out, "due     {} for {age}: {conversation}", due.state)?;
     }
     let asleep = if pipeline.asleep.is_empty() { "nobody".to_owned() } else { pipeline.asleep.join(", ") };
-    writeln!(out, "asleep      {}", output::shown(&asleep, 1000))?;
+    writeln!(out, "asleep  {}", output::shown(&asleep, 1000))?;
     Ok(())
 }
 

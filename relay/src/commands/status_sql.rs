@@ -1,33 +1,36 @@
-//! What `relay status` reads: the present from the lanes' partial index, never a scan that grows with history.
+//! What `relay status` reads: the present, from the lanes' partial indexes; never a scan that grows with history.
 
 use serde::Serialize;
 use shared::ids::{ConversationId, RunId, TurnId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-/// Lanes that are counted, at most; those due first.
+/// Lanes of one state that are counted, at most; those due first.
 pub(super) const COUNTED: i64 = 100_000;
 
 /// How many lanes of one agent are in one state.
 pub(super) struct Lanes {
     pub(super) agent: String,
     pub(super) state: String,
+    pub(super) retrying: bool,
     pub(super) count: i64,
 }
 
-/// The lanes that are not idle, [`COUNTED`] at most, by agent and state; a waiting lane with a turn is `retrying`.
+/// The lanes that are not idle, [`COUNTED`] at most of each state, by agent and state.
 pub(super) async fn lanes(connection: &mut PgConnection) -> Result<Vec<Lanes>, sqlx::Error> {
     sqlx::query_as!(
         Lanes,
         r#"
-        select agent, state as "state!", count(*) as "count!"
+        select agent as "agent!", state as "state!", state = 'waiting' and attempt > 0 as "retrying!",
+               count(*) as "count!"
         from (
-            select agent, case when state = 'waiting' and attempt > 0 then 'retrying' else state end as state
-            from agent_lanes
-            where wake_at is not null
-            order by wake_at limit $1
+            (select * from agent_lanes where state = 'waiting' order by wake_at limit $1)
+            union all
+            (select * from agent_lanes where state = 'queued' order by wake_at limit $1)
+            union all
+            (select * from agent_lanes where state = 'running' order by wake_at limit $1)
         ) busy
-        group by agent, state
+        group by 1, 2, 3
         "#,
         COUNTED,
     )
@@ -35,7 +38,7 @@ pub(super) async fn lanes(connection: &mut PgConnection) -> Result<Vec<Lanes>, s
     .await
 }
 
-/// The lane that has been due for longest.
+/// A lane that is due: waiting for a claim, for its trigger or for its recovery.
 #[derive(Debug, Serialize)]
 pub(super) struct Due {
     pub(super) conversation_id: String,
@@ -43,18 +46,24 @@ pub(super) struct Due {
     pub(super) for_seconds: f64,
 }
 
-/// One look at the index: who waits longest to be looked at.
-pub(super) async fn oldest_due(connection: &mut PgConnection) -> Result<Option<Due>, sqlx::Error> {
+/// Of each state the lane that has been due for longest, where one is due: one look at each index.
+pub(super) async fn longest_due(connection: &mut PgConnection) -> Result<Vec<Due>, sqlx::Error> {
     sqlx::query_as!(
         Due,
         r#"
-        select conversation_id, state, extract(epoch from clock_timestamp() - wake_at)::float8 as "for_seconds!"
-        from agent_lanes
-        where wake_at <= (select clock_timestamp())
-        order by wake_at limit 1
+        select conversation_id as "conversation_id!", state as "state!",
+               extract(epoch from clock_timestamp() - wake_at)::float8 as "for_seconds!"
+        from (
+            (select * from agent_lanes where state = 'waiting' order by wake_at limit 1)
+            union all
+            (select * from agent_lanes where state = 'queued' order by wake_at limit 1)
+            union all
+            (select * from agent_lanes where state = 'running' order by wake_at limit 1)
+        ) first
+        where wake_at <= clock_timestamp()
         "#,
     )
-    .fetch_optional(connection)
+    .fetch_all(connection)
     .await
 }
 

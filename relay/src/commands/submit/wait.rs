@@ -14,6 +14,8 @@ use super::sql::{self, Outcome};
 const WINDOW: usize = 5_000;
 /// Messages of one look.
 const LOOK: usize = 1_000;
+/// A look is followed by a pause of so many times what it took: whoever waits must not slow down what it waits for.
+const PAUSE: u32 = 4;
 
 /// A message without an outcome, and the line that it came from.
 pub(super) struct Awaited {
@@ -27,12 +29,13 @@ pub(super) struct Waiting {
     messages: VecDeque<Awaited>,
     timeout: Duration,
     progress: Instant,
+    next_look: Instant,
 }
 
 impl Waiting {
     /// Nothing yet; patient for `timeout` without any answer.
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { messages: VecDeque::new(), timeout, progress: Instant::now() }
+        Self { messages: VecDeque::new(), timeout, progress: Instant::now(), next_look: Instant::now() }
     }
 
     pub(super) fn push(&mut self, message: Awaited) {
@@ -53,17 +56,22 @@ impl Waiting {
         !self.messages.is_empty() && self.progress.elapsed() >= self.timeout
     }
 
-    /// Takes out those that have an outcome by now, among the next few.
+    /// Takes out those that have an outcome by now, among the next few; none while the last look is too recent.
     pub(super) async fn look(
         &mut self,
         connection: &mut PgConnection,
     ) -> Result<Vec<(Awaited, Outcome)>, sqlx::Error> {
+        let started = Instant::now();
+        if started < self.next_look {
+            return Ok(Vec::new());
+        }
         let next: Vec<Awaited> = self.messages.drain(..self.messages.len().min(LOOK)).collect();
         if next.is_empty() {
             return Ok(Vec::new());
         }
         let ids: Vec<String> = next.iter().map(|message| message.message_id.to_string()).collect();
         let mut outcomes = sql::outcomes(connection, &ids).await?;
+        self.next_look = Instant::now() + PAUSE * started.elapsed();
         let mut answered = Vec::new();
         for message in next {
             match outcomes.remove(message.message_id.as_str()) {
