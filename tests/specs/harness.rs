@@ -119,7 +119,9 @@ async fn the_other_supported_servers_start() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_end_with_their_guard() -> Result<()> {
-    let servers = Servers::private(Spec::default()).await?;
+    // A killed guard cannot remove its directory.
+    let home = tempfile::tempdir()?;
+    let servers = Servers::private(Spec { home: Some(home.path().to_owned()), ..Spec::default() }).await?;
     let guard = Pid::from_raw(servers.guard_pid().try_into()?).context("no pid")?;
     kill_process(guard, Signal::KILL)?;
     gone(&servers.addresses().pids).await

@@ -1,4 +1,17 @@
 //! The specifications: each test is a promise of the system, kept or broken on real servers and processes.
 
+mod agents;
+mod commands;
+mod deletion;
+mod faults;
 mod harness;
+mod load;
+mod order;
+mod processes;
+mod recovery;
+mod schema;
+mod shutdown;
+mod sources;
+mod submit;
 mod turn;
+mod versions;

@@ -197,7 +197,9 @@ async fn a_turn_that_fails_every_time_ends_in_a_visible_error_at_the_cap() -> Re
     ensure!(error["operations"] == serde_json::json!([]), "{error}");
     ensure!(world.count("select unread_count::bigint from conversations").await? == 1);
     let kinds: Vec<Option<String>> =
-        sqlx::query_scalar("select error->>'kind' from agent_runs order by attempt").fetch_all(&world.pool).await?;
+        sqlx::query_scalar("select error->>'kind' from agent_runs order by attempt")
+            .fetch_all(&world.pool)
+            .await?;
     ensure!(kinds.iter().flatten().collect::<Vec<_>>() == ["handler", "timeout", "handler"], "{kinds:?}");
     Ok(())
 }

@@ -11,7 +11,8 @@ use shared::{
     pool,
     process::Shutdown,
     settings::{
-        ConsumerSettings, DatabaseSettings, EchoSettings, HandlerSettings, NatsSettings, RelaySettings, Source,
+        ConsumerSettings, DatabaseSettings, EchoSettings, HandlerSettings, NatsSettings, RelaySettings,
+        Source,
     },
 };
 use tokio::task::JoinHandle;
@@ -83,15 +84,24 @@ impl World {
         }
     }
 
-    /// Starts a relay in this process.
-    pub async fn local_relay(&self) -> Result<Local> {
-        let settings = RelaySettings {
+    /// A relay's settings, for [`local_relay_with`](Self::local_relay_with).
+    pub fn relay_settings(&self) -> RelaySettings {
+        RelaySettings {
             name: format!("relay-{}", number()),
             batch: 100,
             max_in_flight: 1024,
             poll_interval: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(10),
-        };
+        }
+    }
+
+    /// Starts a relay in this process.
+    pub async fn local_relay(&self) -> Result<Local> {
+        self.local_relay_with(self.relay_settings()).await
+    }
+
+    /// Starts a relay with these settings in this process.
+    pub async fn local_relay_with(&self, settings: RelaySettings) -> Result<Local> {
         let name = settings.name.clone();
         let pool = pool::connect(&self.database_settings(), &name, 6).await?;
         let broker = Broker::connect(&self.nats_settings(), &name).await?;

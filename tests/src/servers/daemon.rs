@@ -47,7 +47,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts `command` with its output appended to `log`, and returns once `ready` says so.
-    pub(crate) fn start(
+    pub fn start(
         name: &'static str,
         mut command: Command,
         log: &Path,
@@ -75,8 +75,17 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Says how it ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<String>> {
+        let status = self.child.try_wait()?;
+        Ok(status.map(|status| format!("{} ended with {status}", self.name)))
+    }
+
     /// Asks it to stop with `signal`, and kills it if it does not.
-    pub(crate) fn stop(mut self, signal: Signal) -> Result<()> {
+    pub fn stop(mut self, signal: Signal) -> Result<()> {
+        if self.child.try_wait()?.is_some() {
+            return Ok(());
+        }
         kill_process(Pid::from_child(&self.child), signal)?;
         let asked = Instant::now();
         while asked.elapsed() < LIMIT {
@@ -90,7 +99,7 @@ impl Daemon {
     }
 
     /// Kills it, as a crash does.
-    pub(crate) fn kill(&mut self) -> Result<()> {
+    pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())

@@ -85,6 +85,8 @@ pub struct Addresses {
     pub pgbouncer: Option<String>,
     /// nats-server.
     pub nats: String,
+    /// Where they keep their data; what else is kept there goes with it.
+    pub home: PathBuf,
     /// The pids of those that run.
     pub pids: Vec<u32>,
 }
@@ -95,7 +97,8 @@ pub struct Host {
     postgres: Postgres,
     nats: Nats,
     pgbouncer: Option<PgBouncer>,
-    _home: Option<TempDir>,
+    home: PathBuf,
+    _temporary: Option<TempDir>,
 }
 
 impl Host {
@@ -106,12 +109,13 @@ impl Host {
             None => Some(tempfile::Builder::new().prefix("outbox-servers-").tempdir()?),
         };
         let home = spec.home.as_deref().or(temporary.as_ref().map(TempDir::path)).unwrap_or(Path::new("."));
-        programs::server_directory(home)?;
+        let home = std::path::absolute(home)?;
+        programs::server_directory(&home)?;
         let postgres = Postgres::start(spec.postgres_bin.as_deref(), &home.join("postgres"), spec.durable)?;
         let nats = Nats::start(spec.nats_bin.as_deref(), &home.join("nats"), &spec.nats_config)?;
         let pgbouncer =
             spec.pgbouncer.then(|| PgBouncer::start(&home.join("pgbouncer"), postgres.port())).transpose()?;
-        Ok(Self { postgres, nats, pgbouncer, _home: temporary })
+        Ok(Self { postgres, nats, pgbouncer, home, _temporary: temporary })
     }
 
     /// Does what it is told.
@@ -141,6 +145,7 @@ impl Host {
             postgres: self.postgres.url(),
             pgbouncer: self.pgbouncer.as_ref().map(PgBouncer::url),
             nats: self.nats.url(),
+            home: self.home.clone(),
             pids,
         }
     }

@@ -1,4 +1,7 @@
 //! `PgBouncer` in transaction mode, in front of a private `PostgreSQL`: no session outlives a transaction.
+//!
+//! Before 1.21 it does not know prepared statements, so each transaction leaves its session clean: then the names that
+//! one client gave to its statements are free for the next.
 
 use std::{
     net::TcpStream,
@@ -33,6 +36,7 @@ impl PgBouncer {
             "[databases]\n* = host=127.0.0.1 port={postgres}\n[pgbouncer]\n\
              listen_addr = 127.0.0.1\nlisten_port = {}\nunix_socket_dir =\n\
              auth_type = trust\nauth_file = {}\npool_mode = transaction\n\
+             server_reset_query_always = 1\n\
              max_client_conn = 500\ndefault_pool_size = 20\n\
              ignore_startup_parameters = extra_float_digits,options\n",
             pooler.port(),

@@ -78,6 +78,8 @@ impl World {
             .retry_on_initial_connect()
             .connect(&servers.addresses().nats)
             .await?;
+        // With the servers' data, so that it goes with them when this process is killed.
+        let directory = tempfile::Builder::new().prefix("world-").tempdir_in(&servers.addresses().home)?;
         Ok(Self {
             servers,
             pool,
@@ -85,7 +87,7 @@ impl World {
             stream: format!("WORLD_{number}"),
             prefix: format!("world{number}.turns"),
             database,
-            directory: tempfile::Builder::new().prefix("outbox-world-").tempdir()?,
+            directory,
             logs: Mutex::default(),
         })
     }
@@ -95,11 +97,12 @@ impl World {
         format!("{}/{}", self.servers.addresses().postgres, self.database)
     }
 
-    /// The address of its database through `PgBouncer`, if its servers have one.
+    /// The address of its database through `PgBouncer`, if its servers have one. Statements are not kept: the next
+    /// transaction may have another session.
     pub fn pooled_url(&self) -> Result<String> {
         let pooler =
             self.servers.addresses().pgbouncer.as_ref().context("these servers have no PgBouncer")?;
-        Ok(format!("{pooler}/{}", self.database))
+        Ok(format!("{pooler}/{}?statement-cache-capacity=0", self.database))
     }
 
     /// Its `JetStream`.

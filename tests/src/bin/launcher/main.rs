@@ -1,15 +1,14 @@
-//! Starts servers, and ends them with its standard input: the guard of the tests.
+//! Starts servers and ends them: with its standard input for tests, in the foreground for `./dev up`.
 
-use std::{
-    io::{BufRead, Write},
-    sync::mpsc,
-    thread,
-};
+mod events;
+mod up;
+
+use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use tests::servers::{Host, Order, Spec};
-use tokio::signal::unix::{SignalKind, signal};
+use events::Event;
+use tests::servers::{Addresses, Host, Order, Spec};
 
 /// Private servers for development and tests
 #[derive(Parser)]
@@ -20,24 +19,38 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start `PostgreSQL` and NATS, print where they are, obey one order a line, end with standard input
+    /// Start servers, print where they are, obey one order a line, end with standard input
     Servers(Spec),
+    /// Start durable servers, a relay and a consumer, and keep them until a signal
+    Up {
+        /// Where they keep their data and logs
+        home: PathBuf,
+    },
+    /// End what `up` has started there
+    Down {
+        /// Where they keep their data and logs
+        home: PathBuf,
+    },
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
         Command::Servers(spec) => servers(&spec),
+        Command::Up { home } => up::up(&home),
+        Command::Down { home } => up::down(&home),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell when standard error is closed.
+            let _told = writeln!(std::io::stderr(), "{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-/// What reaches the main thread, which starts all processes: the kernel ends them with the thread that started them.
-enum Event {
-    Order(String),
-    End,
-}
-
 fn servers(spec: &Spec) -> Result<()> {
-    let events = listen()?;
+    let events = events::orders_and_signals()?;
     let mut host = Host::start(spec)?;
     answer(&Ok(host.addresses()))?;
     while let Ok(Event::Order(line)) = events.recv() {
@@ -48,31 +61,8 @@ fn servers(spec: &Spec) -> Result<()> {
     host.stop()
 }
 
-fn answer(reply: &Result<tests::servers::Addresses, String>) -> Result<()> {
+fn answer(reply: &Result<Addresses, String>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(reply)?)?;
     Ok(out.flush()?)
-}
-
-/// Lines of standard input, its end, SIGTERM and SIGINT, in one queue.
-fn listen() -> Result<mpsc::Receiver<Event>> {
-    let (events, queue) = mpsc::channel();
-    let signalled = events.clone();
-    thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            let _main_is_gone = events.send(Event::Order(line));
-        }
-        let _main_is_gone = events.send(Event::End);
-    });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let (mut terminate, mut interrupt) = runtime.block_on(async {
-        anyhow::Ok((signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
-    })?;
-    thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! { _ = terminate.recv() => (), _ = interrupt.recv() => () }
-        });
-        let _main_is_gone = signalled.send(Event::End);
-    });
-    Ok(queue)
 }

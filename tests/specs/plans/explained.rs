@@ -1,0 +1,157 @@
+//! What a world's sessions ran, as `auto_explain` has written it to the server's log: the real text, the real plan, and how
+//! much each scan really read.
+
+use std::{
+    collections::HashSet,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tests::World;
+
+/// Tables that grow. The others have a row an agent or a process.
+const GROWING: [&str; 6] =
+    ["conversations", "messages", "agent_outbox", "agent_lanes", "agent_runs", "operations"];
+
+/// One statement that was run.
+#[derive(Debug)]
+pub(super) struct Explained {
+    pub(super) text: String,
+    /// Pages touched.
+    pub(super) buffers: u64,
+    /// Of tables that grow.
+    pub(super) scans: Vec<Scan>,
+    /// All of it, to be shown.
+    pub(super) plan: String,
+}
+
+/// One scan of a table that grows.
+#[derive(Debug)]
+pub(super) struct Scan {
+    pub(super) kind: String,
+    pub(super) table: String,
+    pub(super) by_index: bool,
+    /// Read in all loops, those that a filter threw away included.
+    pub(super) rows: f64,
+}
+
+/// The server's log, as far as it tells of one world's pipeline.
+pub(super) struct Log<'a> {
+    world: &'a World,
+    path: PathBuf,
+    offset: u64,
+    /// This test's own sessions.
+    own: HashSet<i32>,
+    database: String,
+}
+
+impl<'a> Log<'a> {
+    /// From now on every statement of every new session is explained.
+    pub(super) async fn open(world: &'a World) -> Result<Self> {
+        let (database, data): (String, String) =
+            sqlx::query_as("select current_database()::text, current_setting('data_directory')")
+                .fetch_one(&world.pool)
+                .await?;
+        for (setting, value) in [
+            ("session_preload_libraries", "auto_explain"),
+            ("auto_explain.log_min_duration", "0"),
+            ("auto_explain.log_analyze", "on"),
+            ("auto_explain.log_buffers", "on"),
+            ("auto_explain.log_timing", "off"),
+            ("auto_explain.log_format", "json"),
+            ("auto_explain.log_nested_statements", "on"),
+        ] {
+            let alter = format!("alter database \"{database}\" set {setting} = '{value}'");
+            sqlx::query(sqlx::AssertSqlSafe(alter)).execute(&world.pool).await?;
+        }
+        let path = Path::new(&data).parent().context("no directory")?.join("log");
+        let mut log = Self { world, path, offset: 0, own: HashSet::new(), database };
+        log.skip().await?;
+        Ok(log)
+    }
+
+    /// Leaves out what was run until now.
+    pub(super) async fn skip(&mut self) -> Result<()> {
+        self.offset = std::fs::metadata(&self.path).with_context(|| self.path.display().to_string())?.len();
+        self.note_own_sessions().await
+    }
+
+    async fn note_own_sessions(&mut self) -> Result<()> {
+        let pids: Vec<i32> = sqlx::query_scalar(
+            "select pid from pg_stat_activity where datname = current_database() and application_name = 'test'",
+        )
+        .fetch_all(&self.world.pool)
+        .await?;
+        self.own.extend(pids);
+        Ok(())
+    }
+
+    /// What was run since the last call.
+    pub(super) async fn read(&mut self) -> Result<Vec<Explained>> {
+        self.note_own_sessions().await?;
+        let mut file = std::fs::File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        self.offset += u64::try_from(bytes.len())?;
+        let mut statements = Vec::new();
+        let text = String::from_utf8_lossy(&bytes);
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            let mut json = String::new();
+            while let Some(more) = lines.next_if(|line| line.starts_with('\t')) {
+                json.push_str(more);
+            }
+            if line.ends_with("plan:") && self.is_of_pipeline(line) {
+                statements.push(explained(&serde_json::from_str(&json).context(json)?)?);
+            }
+        }
+        ensure!(!statements.is_empty(), "nothing was explained");
+        Ok(statements)
+    }
+
+    /// A line begins with its time, its pid in brackets and its database.
+    fn is_of_pipeline(&self, line: &str) -> bool {
+        let Some((pid, rest)) = line.split_once('[').and_then(|(_, rest)| rest.split_once("] ")) else {
+            return false;
+        };
+        rest.starts_with(&format!("{} ", self.database))
+            && pid.parse().is_ok_and(|pid: i32| !self.own.contains(&pid))
+    }
+}
+
+fn explained(entry: &Value) -> Result<Explained> {
+    let root = &entry["Plan"];
+    let mut scans = Vec::new();
+    walk(root, &mut scans);
+    Ok(Explained {
+        text: entry["Query Text"].as_str().unwrap_or_default().to_owned(),
+        buffers: ["Shared Hit Blocks", "Shared Read Blocks"].iter().filter_map(|key| root[key].as_u64()).sum(),
+        scans,
+        plan: serde_json::to_string_pretty(root)?,
+    })
+}
+
+fn walk(node: &Value, scans: &mut Vec<Scan>) {
+    let kind = node["Node Type"].as_str().unwrap_or_default();
+    if let Some(table) = node["Relation Name"].as_str()
+        && GROWING.contains(&table)
+        && kind != "ModifyTable"
+    {
+        let number = |key: &str| node[key].as_f64().unwrap_or_default();
+        let rows = number("Actual Rows")
+            + number("Rows Removed by Filter")
+            + number("Rows Removed by Index Recheck");
+        scans.push(Scan {
+            kind: kind.to_owned(),
+            table: table.to_owned(),
+            by_index: matches!(kind, "Index Scan" | "Index Only Scan"),
+            rows: rows * number("Actual Loops"),
+        });
+    }
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        walk(child, scans);
+    }
+}
