@@ -1,11 +1,7 @@
 //! Tool calls: an effect is recorded before it happens. The record is refused once the run has lost its lane or the user
 //! has cancelled it, so a handler that goes through here starts nothing after its turn was given to somebody else.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt, sync::Arc};
 
 use serde_json::Value;
 use shared::{
@@ -15,6 +11,10 @@ use shared::{
     state::{Effect, OperationStatus},
 };
 use sqlx::PgPool;
+
+use calls::Calls;
+
+mod calls;
 
 /// The longest input or output of an operation, in bytes of JSON.
 pub const MAX_JSON_BYTES: usize = 256 * 1024;
@@ -50,14 +50,7 @@ struct Inner {
     conversation_id: ConversationId,
     turn_id: TurnId,
     run_id: RunId,
-    calls: Mutex<Calls>,
-}
-
-#[derive(Default)]
-struct Calls {
-    ordinal: i32,
-    /// How often this run made the same call: the nth gets a key of its own.
-    made: HashMap<(String, String), u32>,
+    calls: Calls,
 }
 
 impl fmt::Debug for Operations {
@@ -81,7 +74,7 @@ impl Operations {
     /// The operations of this run.
     #[must_use]
     pub fn new(pool: PgPool, conversation_id: ConversationId, turn_id: TurnId, run_id: RunId) -> Self {
-        Self(Arc::new(Inner { pool, conversation_id, turn_id, run_id, calls: Mutex::default() }))
+        Self(Arc::new(Inner { pool, conversation_id, turn_id, run_id, calls: Calls::default() }))
     }
 
     /// Records that `tool` is about to be called. Only after `Ok` may it be called.
@@ -143,6 +136,18 @@ impl Operations {
         }
     }
 
+    /// How far an operation of this run got; `None`: there is no such operation.
+    pub async fn status(&self, id: OperationId) -> Result<Option<OperationStatus>, OperationError> {
+        let status = sqlx::query_scalar!(
+            r#"select status as "status: OperationStatus" from operations where id = $1 and run_id = $2"#,
+            id as OperationId,
+            self.0.run_id as RunId,
+        )
+        .fetch_optional(&self.0.pool)
+        .await?;
+        Ok(status)
+    }
+
     async fn insert(
         &self,
         tool: &str,
@@ -155,9 +160,10 @@ impl Operations {
         }
         let input = storable(input, "input")?;
         let output = output.map(|output| storable(output, "output")).transpose()?;
-        let (ordinal, nth) = self.count(tool, &input);
-        let id = OperationId::fresh();
-        let idempotency_key = IdempotencyKey::derive(self.0.turn_id, tool, &input.to_string(), nth);
+        let canonical = input.to_string();
+        let key = |nth| IdempotencyKey::derive(self.0.turn_id, tool, &canonical, nth);
+        let place = self.0.calls.reserve(key(0));
+        let (id, idempotency_key) = (OperationId::fresh(), key(place.nth));
         let status = if output.is_some() { OperationStatus::Completed } else { OperationStatus::Started };
         let mut transaction = self.0.pool.begin().await?;
         let recorded = sqlx::query!(
@@ -181,7 +187,7 @@ impl Operations {
             self.0.conversation_id.as_str(),
             self.0.run_id as RunId,
             id as OperationId,
-            ordinal,
+            place.ordinal,
             tool,
             effect.as_str(),
             status.as_str(),
@@ -192,19 +198,11 @@ impl Operations {
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        match recorded.rows_affected() {
-            0 => Err(OperationError::LaneLost),
-            _ => Ok(Operation { operations: self.clone(), id, idempotency_key }),
+        if recorded.rows_affected() == 0 {
+            return Err(OperationError::LaneLost);
         }
-    }
-
-    fn count(&self, tool: &str, input: &Value) -> (i32, u32) {
-        let mut calls = self.0.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.ordinal += 1;
-        let ordinal = calls.ordinal;
-        let nth = calls.made.entry((tool.to_owned(), input.to_string())).or_default();
-        *nth += 1;
-        (ordinal, *nth)
+        place.keep();
+        Ok(Operation { operations: self.clone(), id, idempotency_key })
     }
 }
 

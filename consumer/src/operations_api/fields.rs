@@ -3,6 +3,9 @@
 
 use serde_json::{Map, Value};
 
+/// The words of an operation's effect.
+pub(crate) const EFFECTS: &str = "read, idempotent or side_effect";
+
 /// What is wrong with a body: where, and what would be right; never what stands there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Misfit {
@@ -91,10 +94,7 @@ impl Field {
     }
 
     /// One of the words of an enum.
-    pub(crate) fn into_word<T: serde::de::DeserializeOwned>(
-        self,
-        wanted: &'static str,
-    ) -> Result<T, Misfit> {
+    pub(crate) fn into_word<T: serde::de::DeserializeOwned>(self, wanted: &'static str) -> Result<T, Misfit> {
         serde_json::from_value(self.value).map_err(|_| Misfit::Wrong { field: self.path, wanted })
     }
 }

@@ -39,7 +39,9 @@ const REMEMBERED: usize = 1000;
 
 /// The agent could not call back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the agent cannot reach the operations at {0} (ADMIN_ADDR): set OPERATIONS_URL to an address of this consumer")]
+#[error(
+    "the agent cannot reach the operations at {0} (ADMIN_ADDR): set OPERATIONS_URL to an address of this consumer"
+)]
 pub struct NoAddress(SocketAddr);
 
 /// The runs whose agents may call back. Clones share them.
@@ -99,7 +101,12 @@ impl OperationsApi {
     pub fn register(&self, run_id: RunId, operations: Operations) -> Registered {
         let token = OperationsToken::fresh();
         self.runs().running.insert(run_id, (token.clone(), operations));
-        Registered { url: format!("{}/v1/runs/{run_id}/operations", self.0.base), token, api: self.clone(), run_id }
+        Registered {
+            url: format!("{}/v1/runs/{run_id}/operations", self.0.base),
+            token,
+            api: self.clone(),
+            run_id,
+        }
     }
 
     fn access(&self, run_id: RunId, presented: &str) -> Access {

@@ -52,9 +52,7 @@ impl Refusal {
                 field: rule.split(' ').next().map(str::to_owned),
                 message: (*rule).into(),
             },
-            OperationError::NotStarted => {
-                Self::new(StatusCode::NOT_FOUND, "this run has no such operation")
-            }
+            OperationError::NotStarted => Self::new(StatusCode::NOT_FOUND, "this run has no such operation"),
             OperationError::Database(refused) if sqlstate::is_rejected_content(refused) => {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Postgres cannot store this operation")
             }
@@ -78,8 +76,7 @@ impl From<Misfit> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let retryable =
-            matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT);
+        let retryable = matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT);
         let mut error = json!({ "message": self.message, "retryable": retryable });
         if let Some(field) = self.field {
             error["field"] = field.into();

@@ -30,8 +30,6 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for Postgres to answer: longer than it waits for a lock.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(15);
 
-pub(super) const EFFECTS: &str = "read, idempotent or side_effect";
-
 pub(super) fn routes(api: OperationsApi) -> Router {
     Router::new()
         .route("/v1/runs/{run_id}/operations", post(start))
@@ -49,7 +47,7 @@ async fn start(
     let body = body(request).await?;
     let mut call = fields::parse(&body)?;
     let name = call.take("name")?.into_text()?;
-    let effect: Effect = call.take("effect")?.into_word(EFFECTS)?;
+    let effect: Effect = call.take("effect")?.into_word(fields::EFFECTS)?;
     let input = call.take("input")?.into_value();
     let operation = recorded(run_id, operations.start(&name, effect, &input)).await?;
     let answer = json!({ "id": operation.id, "idempotency_key": operation.idempotency_key });
@@ -115,11 +113,9 @@ async fn recorded<T>(
     run_id: RunId,
     record: impl Future<Output = Result<T, OperationError>>,
 ) -> Result<T, Refusal> {
-    match timeout(RECORD_TIMEOUT, record).await {
-        Ok(recorded) => recorded.map_err(|error| Refusal::of(&error, run_id)),
-        Err(_) => {
-            tracing::warn!(%run_id, "a remote operation is in doubt: no answer from Postgres");
-            Err(Refusal::unknown())
-        }
-    }
+    let in_time = timeout(RECORD_TIMEOUT, record).await.map_err(|_late| {
+        tracing::warn!(%run_id, "a remote operation is in doubt: no answer from Postgres");
+        Refusal::unknown()
+    })?;
+    in_time.map_err(|error| Refusal::of(&error, run_id))
 }
