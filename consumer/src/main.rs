@@ -7,7 +7,7 @@ use shared::{
     admin::{self, Readiness},
     broker::Broker,
     logging, pool,
-    process::{self, Shutdown, Tasks},
+    process::{self, Shutdown, Tasks, UsageError},
     schema,
     settings::{self, AdminArgs, ConsumerArgs, DatabaseArgs, LogArgs, NatsArgs, Source},
 };
@@ -67,7 +67,8 @@ async fn run(args: &RunArgs) -> anyhow::Result<()> {
     logging::init(&log)?;
     let shutdown = Shutdown::on_signals(consumer.drain_timeout)?;
     let listener = admin::bind(&admin).await?;
-    let (handler, routes) = BuiltIn::new(&consumer.handler, listener.local_addr()?)?;
+    let (handler, routes) = BuiltIn::new(&consumer.handler, listener.local_addr()?)
+        .map_err(|error| UsageError(error.to_string()))?;
     let pool = pool::connect(&database, &consumer.name, CONNECTIONS).await?;
     schema::require_current(&pool).await?;
     let broker = match nats {

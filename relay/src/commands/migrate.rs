@@ -4,6 +4,7 @@ use std::io::Write;
 
 use shared::{
     broker::Broker,
+    ids::AgentName,
     policy, pool, schema,
     settings::{self, DatabaseArgs, NatsArgs},
     topology,
@@ -35,7 +36,8 @@ pub(super) async fn run(args: &MigrateArgs, out: &mut dyn Write) -> Result<(), C
         let agents: Vec<_> = policy::read(&pool).await?.keys().cloned().collect();
         differences = topology::ensure(&broker, &agents).await?;
         if !args.json {
-            writeln!(out, "stream {} and the consumers of {} agents are there", nats.stream, agents.len())?;
+            let names: Vec<&str> = agents.iter().map(AgentName::as_str).collect();
+            writeln!(out, "stream {} is there, with a consumer each for: {}", nats.stream, names.join(", "))?;
         }
     }
     let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();

@@ -139,14 +139,12 @@ impl Progress {
         }
         let not_submitted = refused + unparsable;
         let not_answered = outcomes.as_ref().map_or(0, |of| of.errors + of.gone + of.unanswered);
-        match (not_submitted, not_answered) {
-            (0, 0) => Ok(()),
-            (lines, 0) => Err(CommandError::Unfinished(format!("{lines} lines were not submitted"))),
-            (0, messages) => Err(CommandError::Unfinished(format!("{messages} messages have no reply"))),
-            (lines, messages) => Err(CommandError::Unfinished(format!(
-                "{lines} lines were not submitted, and {messages} messages have no reply"
-            ))),
+        if not_submitted + not_answered == 0 {
+            return Ok(());
         }
+        Err(CommandError::Unfinished(format!(
+            "lines that were not submitted: {not_submitted}; messages without a reply: {not_answered}"
+        )))
     }
 
     /// Nobody is left to tell when stderr is closed, and the count stands anyway.
