@@ -14,7 +14,7 @@ use shared::{
 };
 use sqlx::PgPool;
 use tokio::{
-    sync::{OwnedSemaphorePermit, RwLock, Semaphore, watch},
+    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, OwnedSemaphorePermit, RwLock, Semaphore, watch},
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -172,13 +172,13 @@ impl<H: TurnHandler> Pipeline<H> {
             let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, since);
             let (runner, company) = (self.runner.clone(), self.company.clone());
             self.runs.spawn(async move {
-                if begun.suspect {
-                    let _alone = company.write_owned().await;
-                    runner.run(begun, lease, timeout).await;
-                } else {
-                    let _with_others = company.read_owned().await;
-                    runner.run(begun, lease, timeout).await;
-                }
+                // Stopped while it waits for its turn to start, a run never starts.
+                let _company = tokio::select! {
+                    biased;
+                    () = lease.stop.token().cancelled() => None,
+                    company = Company::of(begun.suspect, company) => Some(company),
+                };
+                runner.run(begun, lease, timeout).await;
                 drop(slot);
             });
         }
@@ -197,6 +197,22 @@ impl<H: TurnHandler> Pipeline<H> {
             if tokio::time::timeout(LEAVE_TIMEOUT, self.runs.wait()).await.is_err() {
                 tracing::error!(running = self.runs.len(), "left runs behind; their leases will expire");
             }
+        }
+    }
+}
+
+/// Who may run beside a run, for as long as this is held.
+enum Company {
+    Nobody { _guard: OwnedRwLockWriteGuard<()> },
+    Others { _guard: OwnedRwLockReadGuard<()> },
+}
+
+impl Company {
+    async fn of(suspect: bool, company: Arc<RwLock<()>>) -> Self {
+        if suspect {
+            Self::Nobody { _guard: company.write_owned().await }
+        } else {
+            Self::Others { _guard: company.read_owned().await }
         }
     }
 }

@@ -60,6 +60,9 @@ impl<H: TurnHandler> Runner<H> {
     }
 
     async fn handle(&self, begun: Begun, lease: &Lease, timeout: Duration) -> End {
+        if let Some(reason) = lease.stop.reason() {
+            return End::Stopped(reason);
+        }
         let token = lease.stop.token().child_token();
         let turn = Turn {
             operations: Operations::new(

@@ -7,7 +7,8 @@ use sqlx::PgPool;
 use crate::{
     failpoint,
     ids::{ConversationId, RunId},
-    settle, sqlstate,
+    settle::{self, Settled},
+    sqlstate,
 };
 
 /// Lanes looked at in one go, so that other work is never far away.
@@ -20,24 +21,35 @@ struct Expired {
     run_id: RunId,
 }
 
-/// Settles the runs whose lease has expired, the longest ago first, a page at most. Returns how many it found.
+/// Settles the runs whose lease has expired, the longest ago first, a page at most. Returns how many it settled: one that
+/// somebody holds, or that Postgres refuses now, is work for a later look, and no reason to look again at once.
 pub async fn recover_expired(pool: &PgPool) -> Result<usize, sqlx::Error> {
     let expired = expired(pool).await?;
-    let found = expired.len();
-    stream::iter(expired)
-        .for_each_concurrent(AT_ONCE, |lane| async move {
-            if failpoint::reach("mid_reconcile").await.is_err() {
-                return;
-            }
-            match settle::recover(pool, &lane.conversation_id, lane.run_id).await {
-                Ok(settled) => tracing::info!(run_id = %lane.run_id, ?settled, "a lease had expired"),
-                Err(error) => {
-                    tracing::warn!(run_id = %lane.run_id, error = sqlstate::safe_text(&error), "recovery failed");
-                }
-            }
-        })
-        .await;
-    Ok(found)
+    let settled = stream::iter(expired)
+        .map(|lane| recover_one(pool, lane))
+        .buffer_unordered(AT_ONCE)
+        .filter(|settled| std::future::ready(*settled));
+    Ok(settled.count().await)
+}
+
+async fn recover_one(pool: &PgPool, lane: Expired) -> bool {
+    if failpoint::reach("mid_reconcile").await.is_err() {
+        return false;
+    }
+    match settle::recover(pool, &lane.conversation_id, lane.run_id).await {
+        Ok(Settled::Busy) => {
+            tracing::debug!(run_id = %lane.run_id, "a lease has expired; somebody holds its conversation");
+            false
+        }
+        Ok(settled) => {
+            tracing::info!(run_id = %lane.run_id, ?settled, "a lease had expired");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(run_id = %lane.run_id, error = sqlstate::safe_text(&error), "recovery failed");
+            false
+        }
+    }
 }
 
 async fn expired(pool: &PgPool) -> Result<Vec<Expired>, sqlx::Error> {
