@@ -48,19 +48,24 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
 /// Refuses a database that lacks a migration, or that has one which this code does not know.
 pub async fn require_current(pool: &PgPool) -> Result<(), SchemaError> {
     let needed = newest_known();
-    // The table is the migrator's, so it may be missing: the one statement that cannot be checked at compile time.
-    let found: Option<i64> =
-        match sqlx::query_scalar("select max(version) from _sqlx_migrations where success")
-            .fetch_one(pool)
-            .await
-        {
-            Ok(found) => found,
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => None,
-            Err(error) => return Err(SchemaError::Read(error)),
-        };
+    let found = newest_applied(pool).await.map_err(SchemaError::Read)?;
     match found.unwrap_or(0) {
         found if found < needed => Err(SchemaError::Unmigrated { found, needed }),
         found if found > needed => Err(SchemaError::Newer { found, known: needed }),
         _ => Ok(()),
+    }
+}
+
+/// In a transaction, as every statement: a pooler may give each one another session.
+async fn newest_applied(pool: &PgPool) -> Result<Option<i64>, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    // The table is the migrator's, so it may be missing: the one statement that cannot be checked at compile time.
+    let found = sqlx::query_scalar("select max(version) from _sqlx_migrations where success")
+        .fetch_one(&mut *transaction)
+        .await;
+    transaction.rollback().await?;
+    match found {
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => Ok(None),
+        found => found,
     }
 }
