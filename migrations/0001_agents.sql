@@ -41,5 +41,6 @@ comment on column agents.turn_timeout is 'Deadline of one run of the handler. Re
 comment on column agents.dispatch_timeout is 'How long a queued lane may wait for its begin before the relay asks the broker. Read by claim and look-after.';
 comment on column agents.max_content_bytes is 'Cap of one message''s content, in bytes. Read by submit_message.';
 comment on column agents.paused is 'True: no claims; what is in flight goes on. Read by every claimer.';
+comment on index agents_pkey is 'Guard: one policy an agent. Read by everyone.';
 
 insert into agents (name) values ('default');

@@ -23,6 +23,7 @@ comment on column conversations.unread_count is 'Outcomes above last_read_seq. R
 comment on column conversations.last_read_seq is 'How far the user has read. Written by the application; read when unread_count is recounted.';
 comment on column conversations.last_message_at is 'When the newest message was made. Read by the application''s list of conversations.';
 comment on column conversations.created_at is 'When the conversation was made. Read by the view conversation_status.';
+comment on index conversations_pkey is 'Read by submit_message and settle, which lock the conversation, and by foreign keys.';
 comment on index conversations_agent is 'Read when an agent is deleted or renamed, by its foreign key.';
 
 create table messages (

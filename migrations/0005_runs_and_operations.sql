@@ -73,6 +73,7 @@ comment on column operations.output is 'What it answered. Read by conversation p
 comment on column operations.message_id is 'The outcome that shows it. Read by clients.';
 comment on column operations.started_at is 'When it was recorded, before the call.';
 comment on column operations.ended_at is 'When its end was recorded.';
+comment on index operations_pkey is 'Read by the handler that ends an operation.';
 comment on index operations_turn is 'Read by settle, and when a conversation is deleted.';
 comment on index operations_message is 'Read when a message is deleted.';
 comment on index operations_ordinal_once is 'Guard: an ordinal is one operation. Read by finish, which attaches by run.';

@@ -9,6 +9,7 @@ create unlogged table agent_sleepers (
 comment on table agent_sleepers is 'Relays and direct consumers that wait for a NOTIFY on the channel agent_lanes.';
 comment on column agent_sleepers.name is 'The sleeper. Written by itself.';
 comment on column agent_sleepers.until is 'It looks by itself from then on. Read by agent_lanes_notify.';
+comment on index agent_sleepers_pkey is 'Guard: one row a sleeper, which says it again with every sleep.';
 
 create function agent_lanes_notify() returns boolean language plpgsql set search_path from current as $$
 begin
@@ -124,6 +125,9 @@ begin
       and (l.state = 'idle' or (l.state = 'waiting' and l.turn_id is null));
     if found then
         perform agent_lanes_notify();
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+        -- Under an old snapshot the lane may only look busy, and have fallen idle since: this lock then fails (40001).
+        perform from agent_lanes l where l.conversation_id = p_conversation for share;
     end if;
     return 'created';
 end $$;

@@ -50,6 +50,9 @@ pub enum SubmitError {
     /// Postgres keeps no NUL in a text.
     #[error("content_invalid: content must not contain NUL")]
     ContentNul,
+    /// A `traceparent` has 55 bytes; more than 512, or a NUL, is none.
+    #[error("trace_context_invalid: trace_context must have at most 512 bytes and no NUL")]
+    TraceContextInvalid,
     /// The statement failed for a reason of its own.
     #[error("submit failed: {}", crate::sqlstate::safe_text(.0))]
     Database(#[source] sqlx::Error),
@@ -64,6 +67,7 @@ impl From<sqlx::Error> for SubmitError {
             Some("OB003") => Self::ContentTooLarge,
             Some("OB004") => Self::MessageDeleted,
             Some("OB005") => Self::AgentNotFound,
+            Some("OB009") => Self::TraceContextInvalid,
             _ => Self::Database(error),
         }
     }
@@ -73,6 +77,9 @@ impl From<sqlx::Error> for SubmitError {
 pub async fn submit(connection: &mut PgConnection, message: &Message) -> Result<Submitted, SubmitError> {
     if message.content.contains('\0') {
         return Err(SubmitError::ContentNul);
+    }
+    if message.trace_context.as_ref().is_some_and(|context| context.contains('\0')) {
+        return Err(SubmitError::TraceContextInvalid);
     }
     let verdict = sqlx::query_scalar!(
         r#"select submit_message($1, $2, $3, $4) as "verdict!""#,
