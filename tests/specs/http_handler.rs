@@ -19,6 +19,7 @@ use tokio::{
 use uuid::Uuid;
 
 const PATIENCE: Duration = Duration::from_secs(30);
+const POLICY: &str = "debounce = '0', retry_backoff = '10 ms', lease = '2 s'";
 
 /// A turn as the agent gets it.
 #[derive(Clone)]
@@ -29,26 +30,24 @@ struct Asked {
 
 impl Asked {
     /// Records an operation.
-    async fn start(&self, name: &str, effect: &str, input: Value) -> (u16, Value) {
+    async fn start(&self, name: &str, effect: &str, input: Value) -> Result<(u16, Value)> {
         let call = json!({ "name": name, "effect": effect, "input": input });
-        let url = self.turn["operations_url"].as_str().unwrap().to_owned();
-        self.send(self.client.post(url).json(&call)).await
+        self.send(self.client.post(self.told("operations_url")?).json(&call)).await
     }
 
     /// Records how it ended.
-    async fn end(&self, operation: &Value, how: Value) -> (u16, Value) {
-        let (url, id) = (self.turn["operations_url"].as_str().unwrap(), operation.as_str().unwrap());
+    async fn end(&self, operation: &Value, how: Value) -> Result<(u16, Value)> {
+        let (url, id) = (self.told("operations_url")?, operation.as_str().context("no id")?);
         self.send(self.client.patch(format!("{url}/{id}")).json(&how)).await
     }
 
-    async fn send(&self, request: reqwest::RequestBuilder) -> (u16, Value) {
-        let request = request.bearer_auth(self.turn["operations_token"].as_str().unwrap());
-        let response = request.send().await.unwrap();
-        (response.status().as_u16(), response.json().await.unwrap())
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<(u16, Value)> {
+        let response = request.bearer_auth(self.told("operations_token")?).send().await?;
+        Ok((response.status().as_u16(), response.json().await?))
     }
 
-    fn attempt(&self) -> i64 {
-        self.turn["attempt"].as_i64().unwrap()
+    fn told(&self, field: &str) -> Result<&str> {
+        self.turn[field].as_str().with_context(|| format!("the agent is not told its {field}"))
     }
 }
 
@@ -60,22 +59,25 @@ fn reply(content: &str) -> Response {
 async fn agent<A, F>(answer: A) -> Result<String>
 where
     A: Fn(Asked) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response> + Send + 'static,
+    F: Future<Output = Result<Response>> + Send + 'static,
 {
     let _already_installed = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).timeout(PATIENCE).build()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = format!("http://{}/turns", listener.local_addr()?);
-    let ask = async move |Json(turn)| answer(Asked { turn, client: client.clone() }).await;
+    let ask = async move |Json(turn)| {
+        let answered = answer(Asked { turn, client: client.clone() }).await;
+        answered.unwrap_or_else(|error| (StatusCode::IM_A_TEAPOT, format!("{error:#}")).into_response())
+    };
     let routes = Router::new().route("/turns", post(ask));
     tokio::spawn(async move { axum::serve(listener, routes).await });
     Ok(address)
 }
 
 /// A world whose consumer, a process that needs no relay, asks this agent, and a message for it.
-async fn asked(agent: &str) -> Result<(World, tests::Process)> {
+async fn asked(agent: &str, policy: &str) -> Result<(World, tests::Process)> {
     let world = World::new().await?;
-    world.policy("debounce = '0', retry_backoff = '10 ms', lease = '2 s'").await?;
+    world.policy(policy).await?;
     world.create_conversation("c1").await?;
     let consumer =
         world.consumer().env("SOURCE", "postgres").env("HANDLER", "http").env("HANDLER_URL", agent);
@@ -94,24 +96,22 @@ async fn an_agent_records_its_operations_before_it_acts_and_its_reply_is_committ
     let url = agent(move |asked: Asked| {
         let saw = saw.clone();
         async move {
-            let started = asked.start("mail", "side_effect", json!({ "to": "a" })).await;
+            let started = asked.start("mail", "side_effect", json!({ "to": "a" })).await?;
             let operation = started.1["id"].clone();
             let done = json!({ "status": "completed", "output": { "sent": true } });
             let ended = [
-                asked.end(&operation, done.clone()).await,
-                asked.end(&operation, done.clone()).await,
-                asked.end(&json!(Uuid::nil()), done).await,
+                asked.end(&operation, done.clone()).await?,
+                asked.end(&operation, done.clone()).await?,
+                asked.end(&json!(Uuid::nil()), done).await?,
             ];
             let _ = saw.send((asked.turn.clone(), started, ended));
-            Json(json!({
-                "reply": { "content": "sent" },
-                "operations": [{ "name": "search", "effect": "read", "input": "q", "output": ["r"] }],
-            }))
-            .into_response()
+            let search = json!({ "name": "search", "effect": "read", "input": "q", "output": ["r"] });
+            let answer = json!({ "reply": { "content": "sent" }, "operations": [search] });
+            Ok(Json(answer).into_response())
         }
     })
     .await?;
-    let (world, _consumer) = asked(&url).await?;
+    let (world, _consumer) = asked(&url, POLICY).await?;
     let outcomes = world.answered("c1", 1).await?;
     world.settled().await?;
     ensure!(outcomes[0].content == "sent", "{outcomes:?}");
@@ -149,17 +149,17 @@ async fn an_agent_of_a_cancelled_run_may_start_nothing_and_is_told_why_also_afte
         }
     })
     .await?;
-    let (world, _consumer) = asked(&url).await?;
+    let (world, _consumer) = asked(&url, POLICY).await?;
     let asked = next(&mut seen).await?;
-    ensure!(asked.start("search", "read", json!(1)).await.0 == 201, "it runs");
+    ensure!(asked.start("search", "read", json!(1)).await?.0 == 201, "it runs");
 
     let turn: Uuid = asked.turn["turn_id"].as_str().context("no turn")?.parse()?;
     sqlx::query("select cancel_turn($1)").bind(turn).execute(&world.pool).await?;
-    let (status, refusal) = asked.start("mail", "side_effect", json!(1)).await;
+    let (status, refusal) = asked.start("mail", "side_effect", json!(1)).await?;
     ensure!(status == 409, "{status} {refusal}");
     let outcomes = world.answered("c1", 1).await?;
     ensure!(outcomes[0].error.as_ref().is_some_and(|error| error["kind"] == "cancelled"), "{outcomes:?}");
-    let (status, refusal) = asked.start("mail", "side_effect", json!(1)).await;
+    let (status, refusal) = asked.start("mail", "side_effect", json!(1)).await?;
     ensure!(status == 409 && refusal["error"]["retryable"] == false, "{status} {refusal}");
     world.settled().await?;
     ensure!(world.count("select count(*) from operations where name = 'mail'").await? == 0);
@@ -182,23 +182,16 @@ async fn an_agent_that_is_too_slow_sees_its_connection_closed_at_the_deadline() 
     let url = agent(move |asked: Asked| {
         let closed = Dropped(notify.clone());
         async move {
-            if asked.attempt() == 1 {
+            if asked.turn["attempt"] == 1 {
                 std::future::pending::<()>().await;
             }
             drop(closed);
-            reply("in time")
+            Ok(reply("in time"))
         }
     })
     .await?;
-    let (world, _consumer) = {
-        let world = World::new().await?;
-        world.policy("debounce = '0', retry_backoff = '10 ms', turn_timeout = '500 ms'").await?;
-        world.create_conversation("c1").await?;
-        let consumer = world.consumer().env("SOURCE", "postgres").env("HANDLER", "http");
-        let consumer = consumer.env("HANDLER_URL", &url).start()?;
-        world.submit("c1", "hello").await?;
-        (world, consumer)
-    };
+    let policy = format!("{POLICY}, turn_timeout = '500 ms'");
+    let (world, _consumer) = asked(&url, &policy).await?;
     timeout(PATIENCE, closed.notified()).await?;
     let outcomes = world.answered("c1", 1).await?;
     ensure!(outcomes[0].content == "in time", "{outcomes:?}");
@@ -213,18 +206,18 @@ async fn a_call_has_the_same_idempotency_key_in_every_attempt() -> Result<()> {
         async move {
             let mut keys = Vec::new();
             for input in [1, 1, 2] {
-                let (_, operation) = asked.start("charge", "idempotent", json!(input)).await;
+                let (_, operation) = asked.start("charge", "idempotent", json!(input)).await?;
                 keys.push(operation["idempotency_key"].clone());
             }
             let _ = saw.send((asked.turn["run_id"].clone(), keys));
-            match asked.attempt() {
-                1 => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-                _ => reply("charged"),
+            if asked.turn["attempt"] == 1 {
+                return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response());
             }
+            Ok(reply("charged"))
         }
     })
     .await?;
-    let (world, _consumer) = asked(&url).await?;
+    let (world, _consumer) = asked(&url, POLICY).await?;
     ensure!(world.answered("c1", 1).await?[0].content == "charged");
     world.settled().await?;
     let (first, second) = (next(&mut seen).await?, next(&mut seen).await?);
@@ -238,10 +231,10 @@ async fn a_call_has_the_same_idempotency_key_in_every_attempt() -> Result<()> {
 async fn an_agent_that_gives_up_for_good_is_asked_once() -> Result<()> {
     let url = agent(async move |_: Asked| {
         let error = json!({ "error": { "message": "no such tool", "retryable": false } });
-        (StatusCode::INTERNAL_SERVER_ERROR, Json(error)).into_response()
+        Ok((StatusCode::INTERNAL_SERVER_ERROR, Json(error)).into_response())
     })
     .await?;
-    let (world, consumer) = asked(&url).await?;
+    let (world, consumer) = asked(&url, POLICY).await?;
     let outcomes = world.answered("c1", 1).await?;
     world.settled().await?;
     let error = outcomes[0].error.clone().unwrap_or_default();
