@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::unix::process::CommandExt,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context, Result, anyhow};
@@ -37,7 +37,7 @@ struct Guard {
 impl Servers {
     /// The servers that all tests of this process share. Whoever would harm them takes private ones.
     pub async fn shared() -> Result<Self> {
-        static SHARED: LazyLock<OnceCell<Servers>> = LazyLock::new(OnceCell::new);
+        static SHARED: OnceCell<Servers> = OnceCell::const_new();
         SHARED.get_or_try_init(|| Self::private(Spec::default())).await.cloned()
     }
 
