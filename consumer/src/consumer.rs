@@ -88,13 +88,18 @@ pub async fn run<H: TurnHandler>(
     shutdown: Shutdown,
 ) -> Result<(), ConsumerError> {
     let Resources { pool, database, broker, readiness } = resources;
+    readiness.register("postgres");
+    if settings.source == Source::Nats {
+        readiness.register("broker");
+    }
     let known = policy::read(&pool).await.map_err(ConsumerError::Policy)?;
     if !known.contains_key(&settings.agent) {
         return Err(ConsumerError::UnknownAgent(settings.agent));
     }
+    readiness.set_ready("postgres");
     let (policies, watched) = watch::channel(known);
     let background = CancellationToken::new();
-    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, background.clone()));
+    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), background.clone()));
     let leases = Leases::default();
     let heartbeat = Heartbeat {
         options: pool::options(&database, &format!("{} heartbeat", settings.name))?,

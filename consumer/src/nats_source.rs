@@ -1,6 +1,8 @@
 //! The source that scales out: triggers that a relay published, over a durable that all consumers of an agent share.
 
-use shared::{broker::Broker, failpoint, sqlstate};
+use std::time::Duration;
+
+use shared::{backoff::Delays, broker::Broker, failpoint, policy, sqlstate};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
@@ -15,32 +17,30 @@ const BATCH: usize = 256;
 
 /// Pulls, begins and starts until told to stop.
 pub(crate) async fn serve<H: TurnHandler>(pipeline: &Pipeline<H>, broker: Broker) {
-    let mut puller = Puller::new(broker, pipeline.settings.agent.clone());
+    let mut puller = Puller::new(broker, pipeline.settings.agent.clone(), pipeline.readiness.clone());
     while let Some(mut slots) = pipeline.free_slots(BATCH).await {
         let pulled = pipeline.stop.run_until_cancelled(puller.next(slots.num_permits())).await;
         match pulled {
             None => return,
             Some(Ok(deliveries)) => {
-                pipeline.readiness.set_ready("broker");
                 let _ = failpoint::reach("after_receive").await;
-                begin(pipeline, &puller, deliveries, &mut slots).await;
+                if !begin(pipeline, &puller, deliveries, &mut slots).await {
+                    wait_for_postgres(pipeline).await;
+                }
             }
-            Some(Err(error)) => {
-                tracing::warn!(%error, "nothing could be pulled");
-                pipeline.readiness.set_not_ready("broker", error);
-            }
+            Some(Err(error)) => tracing::warn!(%error, "nothing could be pulled"),
         }
     }
 }
 
 /// Begins what was delivered, acknowledges it, and starts the runs. What could not be begun comes again after the
-/// durable's `ack_wait`.
+/// durable's `ack_wait`: then this is false.
 async fn begin<H: TurnHandler>(
     pipeline: &Pipeline<H>,
     puller: &Puller,
     deliveries: Vec<Delivery>,
     slots: &mut OwnedSemaphorePermit,
-) {
+) -> bool {
     let candidates: Vec<Candidate> = deliveries
         .iter()
         .map(|delivery| Candidate {
@@ -65,7 +65,7 @@ async fn begin<H: TurnHandler>(
             let error = sqlstate::safe_text(&error);
             tracing::warn!(error, deliveries = deliveries.len(), "a begin failed");
             pipeline.readiness.set_not_ready("postgres", error);
-            return;
+            return false;
         }
     };
     pipeline.readiness.set_ready("postgres");
@@ -79,6 +79,18 @@ async fn begin<H: TurnHandler>(
         }
         if let Err(error) = puller.ack(delivery, evidence).await {
             tracing::debug!(%error, "an ack was not sent; the trigger will come again and find its run begun");
+        }
+    }
+    true
+}
+
+/// Nothing is pulled that could not be begun: another consumer may be better off.
+async fn wait_for_postgres<H: TurnHandler>(pipeline: &Pipeline<H>) {
+    let mut delays = Delays::new(Duration::from_millis(50), Duration::from_secs(2));
+    while pipeline.stop.run_until_cancelled(tokio::time::sleep(delays.next())).await.is_some() {
+        match policy::read(&pipeline.pool).await {
+            Ok(_) => return pipeline.readiness.set_ready("postgres"),
+            Err(error) => pipeline.readiness.set_not_ready("postgres", sqlstate::safe_text(&error)),
         }
     }
 }

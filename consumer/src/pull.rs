@@ -8,6 +8,7 @@ use async_nats::{Message, StatusCode, Subscriber};
 use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
 use shared::{
+    admin::Readiness,
     backoff::Delays,
     broker::{Broker, BrokerError, Link, within},
     ids::AgentName,
@@ -20,6 +21,9 @@ use tokio::sync::watch;
 const EXPIRES: Duration = Duration::from_secs(30);
 /// How often the server says that it still has it.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// The name of the readiness check on the broker.
+const CHECK: &str = "broker";
 
 /// One trigger as it was delivered. Not acknowledged yet.
 #[derive(Debug)]
@@ -46,6 +50,9 @@ pub(crate) struct Puller {
     link: watch::Receiver<Link>,
     request: Option<Request>,
     faults: Delays,
+    readiness: Readiness,
+    /// The server takes requests, as far as this puller knows.
+    healthy: bool,
 }
 
 /// The open request.
@@ -65,6 +72,8 @@ enum Sent {
     /// A message that is no trigger: to be acknowledged and dropped.
     Foreign(async_nats::Subject, NotATrigger),
     Alive,
+    /// There are no more triggers now; ask again.
+    Empty,
     /// The request is over; ask again.
     Over,
     /// The durable or the stream is gone.
@@ -75,10 +84,10 @@ enum Sent {
 
 impl Puller {
     /// A puller for one agent's durable.
-    pub(crate) fn new(broker: Broker, agent: AgentName) -> Self {
+    pub(crate) fn new(broker: Broker, agent: AgentName, readiness: Readiness) -> Self {
         let link = broker.link();
         let faults = Delays::new(Duration::from_millis(100), Duration::from_secs(2));
-        Self { broker, agent, link, request: None, faults }
+        Self { broker, agent, link, request: None, faults, readiness, healthy: false }
     }
 
     /// Waits for the first trigger, then takes what has come with it: at most `free`. Faults are waited out inside the
@@ -91,7 +100,9 @@ impl Puller {
             }
             Err(error) => {
                 self.request = None;
-                tokio::time::sleep(self.faults.next()).await;
+                self.healthy = false;
+                self.readiness.set_not_ready(CHECK, &error);
+                self.pause().await;
                 Err(error)
             }
         }
@@ -101,21 +112,7 @@ impl Puller {
         let mut deliveries = Vec::new();
         loop {
             self.open_request(free).await?;
-            let Self { request: Some(request), link, .. } = self else { continue };
-            let epoch = request.epoch;
-            let message = tokio::select! {
-                message = tokio::time::timeout(2 * HEARTBEAT, request.inbox.next()) => message,
-                _ = link.wait_for(|link| link.connected && link.epoch != epoch) => {
-                    self.request = None;
-                    continue;
-                }
-            };
-            // Silence: the request is lost. An ended inbox: the connection is closed.
-            let Ok(Some(message)) = message else {
-                self.request = None;
-                self.broker.require_connected()?;
-                continue;
-            };
+            let Some(message) = self.wait().await? else { continue };
             self.take_in(message, &mut deliveries).await?;
             while deliveries.len() < free {
                 let Some(request) = &mut self.request else { break };
@@ -128,9 +125,49 @@ impl Puller {
         }
     }
 
+    /// Until the next try; a new connection is tried at once.
+    async fn pause(&mut self) {
+        let epoch = self.link.borrow().epoch;
+        tokio::select! {
+            () = tokio::time::sleep(self.faults.next()) => {}
+            Ok(_) = self.link.wait_for(|link| link.connected && link.epoch != epoch) => {}
+        }
+    }
+
+    fn healthy(&mut self) {
+        if !self.healthy {
+            self.healthy = true;
+            self.readiness.set_ready(CHECK);
+        }
+    }
+
+    /// Waits for what the server sends. `None`: the request is lost; ask again.
+    async fn wait(&mut self) -> Result<Option<Message>, BrokerError> {
+        let Self { request: Some(request), link, .. } = self else { return Ok(None) };
+        let epoch = request.epoch;
+        let message = tokio::select! {
+            message = tokio::time::timeout(2 * HEARTBEAT, request.inbox.next()) => message,
+            // The first connection may not have been told of yet.
+            Ok(link) = link.wait_for(|link| link.epoch != epoch || (epoch > 0 && !link.connected)) => {
+                let connected = link.connected;
+                drop(link);
+                self.request = None;
+                return if connected { Ok(None) } else { Err(BrokerError::Disconnected) };
+            }
+        };
+        if let Ok(Some(message)) = message {
+            return Ok(Some(message));
+        }
+        // Silence, or an inbox that ended with the connection.
+        self.request = None;
+        self.broker.require_connected()?;
+        Ok(None)
+    }
+
     async fn take_in(&mut self, message: Message, deliveries: &mut Vec<Delivery>) -> Result<(), BrokerError> {
         match read(message) {
             Sent::Trigger(delivery) => {
+                self.healthy();
                 self.received();
                 deliveries.push(delivery);
             }
@@ -139,21 +176,28 @@ impl Puller {
                 tracing::warn!(%error, "a message that is no trigger was dropped");
                 self.send_ack(ack).await?;
             }
-            Sent::Alive => {}
-            Sent::Over => {
-                if let Some(request) = &mut self.request {
-                    request.open = 0;
-                }
+            Sent::Alive => self.healthy(),
+            Sent::Empty => {
+                self.healthy();
+                self.close_request();
             }
+            Sent::Over => self.close_request(),
             Sent::Gone(reason) => {
                 tracing::warn!(reason, agent = %self.agent, "the durable is gone; making it again");
                 self.request = None;
+                self.healthy = false;
                 topology::ensure(&self.broker, std::slice::from_ref(&self.agent)).await?;
             }
             Sent::Refused(reason) if deliveries.is_empty() => return Err(BrokerError::JetStream(reason)),
             Sent::Refused(_) => self.request = None,
         }
         Ok(())
+    }
+
+    fn close_request(&mut self) {
+        if let Some(request) = &mut self.request {
+            request.open = 0;
+        }
     }
 
     fn received(&mut self) {
@@ -181,11 +225,16 @@ impl Puller {
                 self.broker.stream(),
                 topology::durable(&self.agent)
             );
-            let ask = json!({
-                "batch": free,
-                "expires": EXPIRES.as_nanos(),
-                "idle_heartbeat": HEARTBEAT.as_nanos(),
-            });
+            // Until it is known that the server takes requests, one that is answered at once.
+            let ask = if self.healthy {
+                json!({
+                    "batch": free,
+                    "expires": EXPIRES.as_nanos(),
+                    "idle_heartbeat": HEARTBEAT.as_nanos(),
+                })
+            } else {
+                json!({ "batch": free, "no_wait": true })
+            };
             let sent = client.publish_with_reply(subject, request.reply.clone(), ask.to_string().into());
             within(sent).await?.map_err(client_error)?;
             request.open = free;
@@ -222,6 +271,7 @@ fn read(message: Message) -> Sent {
     let reason = message.description.as_deref().unwrap_or_default();
     match status {
         StatusCode::IDLE_HEARTBEAT => Sent::Alive,
+        StatusCode::NOT_FOUND | StatusCode::TIMEOUT => Sent::Empty,
         StatusCode::NO_RESPONDERS => Sent::Gone("no such stream or durable".into()),
         _ if reason.contains("Consumer Deleted") => Sent::Gone(reason.to_owned()),
         _ if status.as_u16() == 409 && reason.contains("Exceeded") => Sent::Refused(reason.to_owned()),

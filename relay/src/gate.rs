@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The name of the gate's readiness check.
-const CHECK: &str = "broker";
+pub(crate) const CHECK: &str = "broker";
 
 /// Open while the broker takes triggers.
 #[derive(Debug)]

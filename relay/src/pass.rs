@@ -23,7 +23,11 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::{gate::Gate, look_after, publish::Publisher};
+use crate::{
+    gate::{self, Gate},
+    look_after,
+    publish::Publisher,
+};
 
 /// A busy relay looks after what is in flight this often, not with every claim.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -61,12 +65,14 @@ pub async fn run(
     shutdown: Shutdown,
 ) -> Result<(), RelayError> {
     let Resources { pool, broker, readiness } = resources;
+    readiness.register(CHECK);
+    readiness.register(gate::CHECK);
     let known = policy::read(&pool).await.map_err(RelayError::Policy)?;
     for difference in topology::ensure(&broker, &names(&known)).await.map_err(RelayError::Topology)? {
         tracing::warn!(%difference, "the broker's configuration differs");
     }
     let (policies, watched) = watch::channel(known);
-    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, shutdown.stop.clone()));
+    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), shutdown.stop.clone()));
     let gate = Arc::new(Gate::new(readiness.clone()));
     let sleeper = Sleeper::new(pool.clone(), settings.name.clone(), settings.poll_interval);
     let mut relay = Relay {

@@ -57,7 +57,7 @@ struct Check {
 /// One look at a [`Readiness`], as `/readyz` answers it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Every check passes and the process is not stopping.
+    /// There are checks, every one passes, and the process is not stopping.
     pub ready: bool,
     /// The process was told to stop.
     pub stopping: bool,
@@ -78,7 +78,7 @@ pub struct CheckReport {
 }
 
 impl Readiness {
-    /// No checks yet. From the time that `stop` is cancelled the process is not ready, whatever they say.
+    /// No checks yet, and so not ready yet. From the time that `stop` is cancelled the process is not ready, whatever they say.
     #[must_use]
     pub fn new(stop: CancellationToken) -> Self {
         Self { checks: Arc::default(), stop }
@@ -105,7 +105,8 @@ impl Readiness {
         let stopping = self.stop.is_cancelled();
         let checks: BTreeMap<_, _> =
             self.checks().iter().map(|(name, check)| (*name, check.report())).collect();
-        Report { ready: !stopping && checks.values().all(|check| check.ok), stopping, checks }
+        let all_pass = !checks.is_empty() && checks.values().all(|check| check.ok);
+        Report { ready: !stopping && all_pass, stopping, checks }
     }
 
     fn set(&self, name: &'static str, why: Option<String>) {
@@ -208,6 +209,7 @@ mod tests {
     fn ready_is_when_every_check_passes_and_nobody_said_stop() {
         let stop = CancellationToken::new();
         let readiness = Readiness::new(stop.clone());
+        assert!(!readiness.report().ready, "nothing is known yet");
         readiness.register("broker");
         readiness.set_ready("database");
         assert!(!readiness.report().ready);

@@ -6,10 +6,12 @@ use sqlx::{PgPool, postgres::types::PgInterval};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{ids::AgentName, sqlstate};
+use crate::{admin::Readiness, ids::AgentName, sqlstate};
 
 /// How often a process re-reads policy.
 const REFRESH: Duration = Duration::from_secs(2);
+/// The name of the readiness check on it.
+const CHECK: &str = "policy";
 
 /// What a process needs to know of one agent; the rest is read by the statements that use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,18 +47,29 @@ pub async fn read(pool: &PgPool) -> Result<Policies, sqlx::Error> {
     Ok(Arc::new(policies.collect()))
 }
 
-/// Keeps a watch of policy fresh until told to stop. While Postgres cannot be read, the last known policy stands.
-pub async fn refresh(pool: PgPool, policies: watch::Sender<Policies>, stop: CancellationToken) {
+/// Keeps a watch of policy fresh until told to stop. While Postgres cannot be read, the last known policy stands, and
+/// readiness says so: an idle process too notices that Postgres is away.
+pub async fn refresh(
+    pool: PgPool,
+    policies: watch::Sender<Policies>,
+    readiness: Readiness,
+    stop: CancellationToken,
+) {
     while stop.run_until_cancelled(tokio::time::sleep(REFRESH)).await.is_some() {
         match read(&pool).await {
             Ok(fresh) => {
+                readiness.set_ready(CHECK);
                 policies.send_if_modified(|known| {
                     let changed = *known != fresh;
                     *known = fresh;
                     changed
                 });
             }
-            Err(error) => tracing::warn!(error = sqlstate::safe_text(&error), "policy could not be re-read"),
+            Err(error) => {
+                let error = sqlstate::safe_text(&error);
+                tracing::warn!(error, "policy could not be re-read");
+                readiness.set_not_ready(CHECK, error);
+            }
         }
     }
 }

@@ -61,18 +61,13 @@ async fn ensure_stream(broker: &Broker) -> Result<(Stream, Vec<Difference>), Bro
     let jetstream = broker.jetstream();
     // Asked for again where another process made it between the question and the making.
     for _ in 0..2 {
-        let missing = match within(jetstream.get_stream(broker.stream())).await? {
+        match within(jetstream.get_stream(broker.stream())).await? {
             Ok(stream) => {
                 let found = stream.cached_info().config.clone();
                 return Ok((stream, stream_differences(&found, &wanted)));
             }
-            Err(error) => is_missing(&error.kind()),
-        };
-        if !missing {
-            return Err(BrokerError::JetStream(format!(
-                "the state of stream {} is unknown",
-                broker.stream()
-            )));
+            Err(error) if is_missing(&error.kind()) => {}
+            Err(error) => return Err(jetstream_error(error)),
         }
         match within(jetstream.create_stream(wanted.clone())).await? {
             Ok(stream) => {
