@@ -72,8 +72,11 @@ impl Committer {
     async fn commit(&self, group: Vec<Request>) {
         // A run that gave up waiting has lost its lease or is being stopped: its reply is not wanted any more.
         let group: Vec<Request> = group.into_iter().filter(|request| !request.answer.is_closed()).collect();
-        let (alone, ambiguous) =
-            if group.len() < 2 { (group, false) } else { self.commit_together(group).await };
+        if group.is_empty() {
+            return;
+        }
+        // Also one by itself: while it commits, the next group gathers.
+        let (alone, ambiguous) = self.commit_together(group).await;
         // Side by side: one that waits for a lock, or for Postgres, holds up no other and no later group.
         for mut request in alone {
             let pool = self.pool.clone();
