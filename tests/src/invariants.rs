@@ -85,7 +85,8 @@ const ALWAYS: &[Question] = &[
         "unread_count is the number of outcomes above last_read_seq",
         "select c.id from conversations c where c.unread_count <> (
             select count(*) from messages m
-            where m.conversation_id = c.id and m.role <> 'user' and m.seq > c.last_read_seq)",
+            where m.conversation_id = c.id and m.role <> 'user' and m.seq > c.last_read_seq
+              and m.deleted_at is null)",
     ),
     (
         "outcomes stand in the order of their claims",

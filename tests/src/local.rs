@@ -52,7 +52,7 @@ impl Local {
 
     /// Waits for its end.
     pub async fn end(self) -> Result<()> {
-        tokio::time::timeout(Duration::from_secs(60), self.task)
+        tokio::time::timeout(Duration::from_mins(1), self.task)
             .await
             .with_context(|| format!("{} did not end", self.name))??
     }

@@ -51,9 +51,9 @@ pub(crate) fn up(home: &Path) -> Result<()> {
     let relay = start(home, "relay", &["run"], &environment)?;
     let consumer =
         start(home, "consumer", &["run", "--handler", "echo", "--echo-delay", "500ms"], &environment)?;
-    let exports: String =
-        environment.iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
-    fs::write(home.join("env"), exports)?;
+    let exports: Vec<String> =
+        environment.iter().map(|(name, value)| format!("export {name}='{value}'")).collect();
+    fs::write(home.join("env"), exports.join("\n"))?;
 
     let mut processes = [relay, consumer];
     let ended = watch(&mut processes, &events);
