@@ -1,7 +1,7 @@
 //! What the protocol promises, as questions to the database: each asks for the ids that break a promise.
 //!
-//! Every question is one statement, and so looks at one moment. Those of [`ALWAYS`] have no answer at any moment, also
-//! in the middle of a run, a crash or a recovery; those of [`SETTLED`] have none once nothing is left to do.
+//! Every question is one statement, and so looks at one moment. Those of `ALWAYS` have no answer at any moment, also
+//! in the middle of a run, a crash or a recovery; those of `SETTLED` have none once nothing is left to do.
 
 use std::fmt::Write;
 
