@@ -9,6 +9,7 @@ use shared::{
     policy::{self, Policies},
     pool,
     process::Shutdown,
+    recovery,
     settings::{ConsumerSettings, DatabaseSettings, Source},
     sqlstate,
 };
@@ -99,7 +100,16 @@ pub async fn run<H: TurnHandler>(
     readiness.set_ready("postgres");
     let (policies, watched) = watch::channel(known);
     let background = CancellationToken::new();
-    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), background.clone()));
+    let refreshing =
+        tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), background.clone()));
+    match recovery::take_back(&pool, &settings.name).await {
+        Ok(0) => {}
+        Ok(runs) => tracing::info!(runs, "took back what a former process left"),
+        Err(error) => tracing::warn!(
+            error = sqlstate::safe_text(&error),
+            "what a former process left waits for its leases"
+        ),
+    }
     let leases = Leases::default();
     let heartbeat = Heartbeat {
         options: pool::options(&database, &format!("{} heartbeat", settings.name))?,

@@ -106,3 +106,28 @@ async fn a_run_that_is_stopped_while_it_waits_to_run_alone_never_starts() -> Res
     ensure!(begun.try_recv().is_err(), "the suspect has started");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_starts_again_under_its_name_takes_back_what_it_left() -> Result<()> {
+    for source in ["nats", "postgres"] {
+        let world = World::new().await?;
+        world.policy(PATIENT).await?;
+        let _relay = if source == "nats" { Some(world.relay().start()?) } else { None };
+        world.create_conversation("c1").await?;
+        let named = || world.consumer().env("CONSUMER_NAME", "steady").env("SOURCE", source);
+        let victim = named().failpoints("after_begin=kill").start()?;
+        world.submit("c1", "hello").await?;
+        victim.ended().await?;
+        let lost = world.lane("c1").await?.run_id;
+        let _again = named().start()?;
+        // The lease lasts a minute: nothing but the name can have told that the run was lost.
+        world.answered("c1", 1).await?;
+        world.settled().await?;
+        let expired: Option<uuid::Uuid> =
+            sqlx::query_scalar("select run_id from agent_runs where outcome = 'expired'")
+                .fetch_optional(&world.pool)
+                .await?;
+        ensure!(expired.is_some() && expired == lost, "{source}: {expired:?} {lost:?}");
+    }
+    Ok(())
+}

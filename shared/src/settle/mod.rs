@@ -65,16 +65,29 @@ pub async fn settle(
         transaction.rollback().await?;
         return Ok(Settled::Gone);
     }
-    let settled = settle_held(&mut transaction, conversation, run, cause).await?;
+    let settled = match lock_lane(&mut transaction, conversation, run, cause).await? {
+        Some(lane) => settle_locked(&mut transaction, &lane, cause).await?,
+        None => Settled::Fenced,
+    };
     transaction.commit().await?;
     Ok(settled)
 }
 
-/// Ends a run whose lease has expired. Never waits: whoever holds the conversation may be about to end the run itself.
+/// Why a run counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost<'a> {
+    /// Its lease has expired.
+    Expired,
+    /// It is a former run of this worker, who has just started and so does not run it.
+    LeftBy(&'a str),
+}
+
+/// Ends a lost run. Never waits: whoever holds the conversation may be about to end the run itself.
 pub async fn recover(
     pool: &PgPool,
     conversation: &ConversationId,
     run: RunId,
+    lost: Lost<'_>,
 ) -> Result<Settled, sqlx::Error> {
     let mut transaction = pool.begin().await?;
     let held = sqlx::query_scalar!(
@@ -87,25 +100,23 @@ pub async fn recover(
         transaction.rollback().await?;
         return Ok(Settled::Busy);
     }
-    let settled = settle_held(&mut transaction, conversation, run, &Cause::Expired).await?;
+    let settled = match lock_lost_lane(&mut transaction, conversation, run, lost).await? {
+        Some(lane) => settle_locked(&mut transaction, &lane, &Cause::Expired).await?,
+        None => Settled::Fenced,
+    };
     transaction.commit().await?;
     Ok(settled)
 }
 
-/// The rest of a settle, with the conversation locked: the lane's lock, then what is decided under both, in statements
-/// with new snapshots.
-async fn settle_held(
+/// The rest of a settle, with conversation and lane locked: what is decided under both, in statements with new snapshots.
+async fn settle_locked(
     connection: &mut PgConnection,
-    conversation: &ConversationId,
-    run: RunId,
+    lane: &LockedLane,
     cause: &Cause,
 ) -> Result<Settled, sqlx::Error> {
-    let Some(lane) = lock_lane(connection, conversation, run, cause).await? else {
-        return Ok(Settled::Fenced);
-    };
-    let (standing, last_seq) = read_standing(connection, &lane).await?;
+    let (standing, last_seq) = read_standing(connection, lane).await?;
     let verdict = decide(cause, &standing);
-    let ended = write::Ended { lane: &lane, outcome: run_outcome(cause, &verdict), cause };
+    let ended = write::Ended { lane, outcome: run_outcome(cause, &verdict), cause };
     match verdict {
         Verdict::Retry { now, at_least } => {
             let after = write::retry(connection, &ended, now, at_least).await?;
@@ -148,14 +159,45 @@ async fn lock_lane(
         where l.conversation_id = $1
           and l.run_id = $2
           and l.state = $3
-          -- a lease that was renewed meanwhile is not lost
-          and (not $4::bool or l.wake_at <= (select clock_timestamp()))
         for update
         "#,
         conversation.as_str(),
         run as RunId,
         state,
-        *cause == Cause::Expired,
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+async fn lock_lost_lane(
+    connection: &mut PgConnection,
+    conversation: &ConversationId,
+    run: RunId,
+    lost: Lost<'_>,
+) -> Result<Option<LockedLane>, sqlx::Error> {
+    let worker = match lost {
+        Lost::Expired => None,
+        Lost::LeftBy(worker) => Some(worker),
+    };
+    sqlx::query_as!(
+        LockedLane,
+        r#"
+        select l.conversation_id as "conversation_id: ConversationId",
+               l.run_id as "run_id!: RunId",
+               l.turn_id as "turn_id!: TurnId",
+               l.attempt,
+               l.cancel_requested
+        from agent_lanes l
+        where l.conversation_id = $1
+          and l.run_id = $2
+          and l.state = 'running'
+          -- a lease that was renewed meanwhile is not lost
+          and case when $3::text is null then l.wake_at <= (select clock_timestamp()) else l.worker = $3 end
+        for update
+        "#,
+        conversation.as_str(),
+        run as RunId,
+        worker,
     )
     .fetch_optional(connection)
     .await
