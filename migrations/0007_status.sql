@@ -31,9 +31,9 @@ select
 from conversations c
 join agent_lanes l on l.conversation_id = c.id
 left join lateral (
-    -- An idle lane's newest message is an outcome, so this reads one row.
+    -- An idle lane's newest message is an outcome, or a tombstone before one, so this reads a row or a few.
     select m.role, m.created_at from messages m
-    where l.state = 'idle' and m.conversation_id = c.id and m.role <> 'user'
+    where l.state = 'idle' and m.conversation_id = c.id and m.role <> 'user' and m.deleted_at is null
     order by m.seq desc limit 1
 ) outcome on true
 left join lateral (

@@ -1,18 +1,31 @@
 -- What a user or an operator does to turns and messages. Each locks the conversation, then the lane, and decides in later
--- statements, so it excludes submit, finish and recovery as they exclude each other.
+-- statements, so it excludes submit, finish and recovery as they exclude each other; prune alone takes settled rows
+-- without them, and waits for nobody.
 create index agent_outbox_by_turn on agent_outbox (turn_id) where turn_id is not null;
-comment on index agent_outbox_by_turn is 'Read by retry_turn and cancel_turn, which are given a turn only.';
+comment on index agent_outbox_by_turn is 'Read by retry_turn and cancel_turn, which are given a turn only, and by prune, which takes whole turns.';
 
-create index messages_errors on messages (created_at) where role = 'error';
-comment on index messages_errors is 'Read by relay failed: the newest errors, without a look at history.';
+create index messages_errors on messages (created_at, id) where role = 'error';
+comment on index messages_errors is 'Read by relay failed and requeue: the errors in order, without a look at history.';
 
--- Where a turn belongs: by its rows, or by its outcome where its rows were retried or pruned.
+-- Where a turn belongs: by its rows, by its outcome where its rows were retried or pruned, or by its runs where a message
+-- was deleted out of it.
 create function agent_turn_conversation(turn uuid) returns text language sql stable set search_path from current as $$
     select coalesce(
         (select conversation_id from agent_outbox where turn_id = turn limit 1),
-        (select conversation_id from messages where turn_id = turn and role <> 'user'))
+        (select conversation_id from messages where turn_id = turn and role <> 'user'),
+        (select conversation_id from agent_runs where turn_id = turn limit 1))
 $$;
 comment on function agent_turn_conversation is 'The conversation of a turn; null: there is no such turn. Read by retry_turn and cancel_turn.';
+
+-- True where rows of the turn ended in an error and can be answered again: a deleted message's cannot.
+create function agent_turn_is_failed(conversation text, turn uuid) returns boolean
+language sql stable set search_path from current as $$
+    select exists (
+        select from agent_outbox o join messages m on m.id = o.message_id
+        where o.conversation_id = conversation and o.turn_id = turn
+          and o.status = 'error' and m.deleted_at is null)
+$$;
+comment on function agent_turn_is_failed is 'Is this turn failed now? Read by relay failed and requeue.';
 
 -- True where a tool call of the turn may have changed the world: anything but a known failure.
 create function agent_turn_has_side_effect(conversation text, turn uuid) returns boolean
@@ -22,7 +35,7 @@ language sql stable set search_path from current as $$
         where conversation_id = conversation and turn_id = turn
           and effect = 'side_effect' and status <> 'failed')
 $$;
-comment on function agent_turn_has_side_effect is 'May this turn run again? Read by retry_turn and delete_message.';
+comment on function agent_turn_has_side_effect is 'May this turn run again? Read by retry_turn, delete_message, relay failed and requeue.';
 
 -- What a lane does when its turn is over: it waits where rows are free, else it is idle. The caller holds both locks.
 create function agent_lanes_free(conversation text) returns void language plpgsql set search_path from current as $$
@@ -58,7 +71,11 @@ begin
     end if;
     select * into lane from agent_lanes l where l.conversation_id = owner for update;
 
-    perform from agent_outbox o where o.conversation_id = owner and o.turn_id = p_turn and o.status = 'error';
+    -- Prune may be taking these rows; a deleted message stays closed.
+    perform from agent_outbox o join messages m on m.id = o.message_id
+    where o.conversation_id = owner and o.turn_id = p_turn and o.status = 'error' and m.deleted_at is null
+    order by o.id
+    for update of o;
     if not found then
         return 'nothing_to_retry';
     end if;
@@ -67,11 +84,22 @@ begin
             using errcode = 'OB011', column = 'confirm_side_effects',
                   detail = 'a side effect of this turn may have happened; a retry may double it';
     end if;
-    -- A new generation: the rows form a turn of their own, with an id of its own, whatever waits beside them.
+    -- A generation that no row has which is free or may become so: the rows form a turn of their own, with an id of its
+    -- own, whatever waits beside them, other retried turns included.
     update agent_outbox o
     set status = 'pending', turn_id = null, run_id = null, processed_at = null, attempts = 0,
-        generation = o.generation + 1
-    where o.conversation_id = owner and o.turn_id = p_turn and o.status = 'error';
+        generation = 1 + greatest(
+            (select max(own.generation) from agent_outbox own
+             where own.conversation_id = owner and own.turn_id = p_turn),
+            (select max(free.generation) from agent_outbox free
+             where free.conversation_id = owner and free.turn_id is null),
+            (select max(flying.generation) from agent_outbox flying
+             where flying.conversation_id = owner and flying.turn_id = lane.turn_id))
+    from messages m
+    where m.id = o.message_id and m.deleted_at is null
+      and o.conversation_id = owner and o.turn_id = p_turn and o.status = 'error';
+    -- Written and not only locked: who decides under an older snapshot, which lacks these rows, then fails (40001).
+    update conversations c set last_seq = c.last_seq where c.id = owner;
     if lane.state = 'idle' then
         perform agent_lanes_free(owner);
     end if;
@@ -103,7 +131,8 @@ begin
         values (gen_random_uuid()::text, lane.conversation_id, next_seq, 'error', 'This request was cancelled.',
                 lane.turn_id, lane.run_id, answered,
                 jsonb_build_object(
-                    'kind', 'cancelled', 'attempts', lane.attempt, 'exhausted', false, 'retryable', true,
+                    'kind', 'cancelled', 'attempts', lane.attempt, 'exhausted', false,
+                    'retryable', not agent_turn_has_side_effect(lane.conversation_id, lane.turn_id),
                     'operations', coalesce((
                         select jsonb_agg(jsonb_build_object(
                             'id', o.id, 'name', o.name, 'effect', o.effect, 'status', o.status,
@@ -186,11 +215,15 @@ begin
         raise exception 'message_not_found' using errcode = 'OB012', column = 'message_id';
     end if;
     select * into lane from agent_lanes l where l.conversation_id = owner for update;
-    select * into own from agent_outbox o where o.conversation_id = owner and o.message_id = p_message;
+    select * into own from agent_outbox o where o.conversation_id = owner and o.message_id = p_message for update;
 
     update messages m set content = '', deleted_at = clock_timestamp()
     where m.id = p_message and m.deleted_at is null;
     if not found then
+        perform from messages m where m.id = p_message;
+        if not found then
+            raise exception 'message_not_found' using errcode = 'OB012', column = 'message_id';
+        end if;
         return 'duplicate';
     end if;
     update conversations c
@@ -217,11 +250,12 @@ comment on function delete_message is
     'flight ends its turn. Raises message_not_found.';
 
 -- A turn never changes its rows, so one that loses a message ends: its other rows are free again and form a new turn.
--- Not where a side effect may have happened: another turn would do it again, so that turn is cancelled as a whole.
+-- Not where a side effect may have happened: another turn would do it again, so that turn is cancelled as a whole. Nor
+-- where the user has cancelled it: what is cancelled is not answered by another turn.
 create function agent_turn_drop_message(lane agent_lanes, dropped bigint) returns void
 language plpgsql set search_path from current as $$
 begin
-    if agent_turn_has_side_effect(lane.conversation_id, lane.turn_id) then
+    if lane.cancel_requested or agent_turn_has_side_effect(lane.conversation_id, lane.turn_id) then
         if lane.state = 'running' then
             update agent_lanes l set cancel_requested = true where l.conversation_id = lane.conversation_id;
         else
@@ -244,34 +278,47 @@ end $$;
 comment on function agent_turn_drop_message is 'Takes a deleted message out of the turn in flight. Called by delete_message.';
 
 -- Deletes settled rows, a bounded piece at a time, in the order of their ids: call it with the last id it returned until
--- it returns null. Never touches messages, so a pruned message's id is still taken.
+-- it returns null. Takes whole turns, so that no part of one can be retried; leaves those that somebody holds. Never
+-- touches messages, so a pruned message's id is still taken. The planner sees a page only, never the table.
 create function prune_outbox(older_than interval, after_id bigint default 0, batch int default 1000) returns table (last_id bigint, deleted bigint)
-language sql set search_path from current as $$
+language sql set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
     with page as materialized (
-        select id, status, processed_at from agent_outbox where id > after_id order by id limit batch
+        select id from agent_outbox where id > after_id order by id limit batch
+    ), turn as materialized (
+        select distinct o.turn_id from page join agent_outbox o on o.id = page.id
+        where o.status in ('done', 'error') and o.processed_at < clock_timestamp() - older_than
+    ), held as materialized (
+        select o.id, o.turn_id from turn join agent_outbox o on o.turn_id = turn.turn_id
+        where o.status in ('done', 'error') and o.processed_at < clock_timestamp() - older_than
+        for update of o skip locked
+    ), whole as materialized (
+        select turn_id from held group by turn_id
+        having count(*) = (select count(*) from agent_outbox o where o.turn_id = held.turn_id)
     ), gone as (
-        delete from agent_outbox o using page
-        where o.id = page.id
-          and o.status in ('done', 'error')
-          and o.processed_at < clock_timestamp() - older_than
+        delete from agent_outbox o using whole join held on held.turn_id = whole.turn_id
+        where o.id = held.id
         returning 1
     )
     select (select max(id) from page), (select count(*) from gone)
 $$;
 comment on function prune_outbox is 'Deletes settled outbox rows older than an interval, a page of ids at a time. Called by relay prune.';
 
+-- The same for runs. The attempts of a turn stay as long as its rows do, or it is in flight: they are its history.
 create function prune_runs(older_than interval, after_run uuid default '00000000-0000-0000-0000-000000000000', batch int default 1000) returns table (last_run uuid, deleted bigint)
-language sql set search_path from current as $$
+language sql set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
     with page as materialized (
         select run_id from agent_runs where run_id > after_run order by run_id limit batch
-    ), gone as (
-        delete from agent_runs r using page
-        where r.run_id = page.run_id
-          and r.ended_at < clock_timestamp() - older_than
-          -- the attempts of a turn that is still in flight are its history
+    ), held as materialized (
+        select r.run_id from page join agent_runs r on r.run_id = page.run_id
+        where r.ended_at < clock_timestamp() - older_than
+          and not exists (select from agent_outbox o where o.turn_id = r.turn_id)
           and not exists (
               select from agent_lanes l where l.conversation_id = r.conversation_id and l.turn_id = r.turn_id)
-        returning 1
+        for update of r skip locked
+    ), gone as (
+        delete from agent_runs r using held where r.run_id = held.run_id returning 1
     )
     select (select run_id from page order by run_id desc limit 1), (select count(*) from gone)
 $$;

@@ -9,12 +9,15 @@
 //! 3. A run that ends without a reply is [settled](settle): retried, failed visibly, or cancelled. A run whose lease has
 //!    expired is [recovered](recovery), which is a settle too.
 //!
+//! Beside that way stand the [`actions`] of users and operators: retry, cancel, read, delete, prune.
+//!
 //! Postgres decides and NATS wakes: [`broker`] and [`topology`] can cost latency, never correctness. Claimers that have
 //! nothing to do sleep in [`wake`].
 //!
 //! The rest is a process's ground: [`settings`], [`logging`], [`process`], [`admin`], [`pool`], [`schema`], [`policy`],
 //! [`backoff`], [`failpoint`].
 
+pub mod actions;
 pub mod admin;
 pub mod backoff;
 pub mod broker;

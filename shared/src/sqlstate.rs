@@ -64,6 +64,14 @@ pub fn is_rejected_content(error: &sqlx::Error) -> bool {
     database.code().is_some_and(|code| code.starts_with("22") || code == "23514" || code.starts_with("54"))
 }
 
+/// True where somebody else was in the way: the same transaction may get through when it is tried again.
+#[must_use]
+pub fn is_contention(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(database) = error else { return false };
+    // 40: transaction rollback; 55P03: a lock that was not free in time.
+    database.code().is_some_and(|code| code.starts_with("40") || code == "55P03")
+}
+
 /// True where the connection broke, so that a commit may or may not have happened.
 #[must_use]
 pub fn is_ambiguous(error: &sqlx::Error) -> bool {

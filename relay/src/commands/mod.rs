@@ -6,8 +6,10 @@
 use std::io::{self, Write};
 
 use shared::{
+    actions::ActionError,
     admin::AdminError,
     broker::BrokerError,
+    ids::TurnId,
     logging::LoggingError,
     pool::{self, ConnectError},
     process::{TaskFailure, UsageError},
@@ -20,8 +22,13 @@ use sqlx::PgPool;
 
 mod agent;
 mod agent_sql;
+mod failed;
+mod failed_sql;
 mod migrate;
 mod output;
+mod prune;
+mod requeue;
+mod retry;
 mod run;
 mod status;
 mod status_sql;
@@ -49,6 +56,16 @@ enum Command {
     Submit(submit::SubmitArgs),
     /// Show the pipeline, or one conversation.
     Status(status::StatusArgs),
+    /// Show the turns that failed, or why one of them did.
+    Failed(failed::FailedArgs),
+    /// Answer a failed turn again.
+    Retry(retry::RetryArgs),
+    /// Stop a turn: its user sees that it was cancelled.
+    Cancel(retry::CancelArgs),
+    /// Answer all failed turns again.
+    Requeue(requeue::RequeueArgs),
+    /// Delete the records of what was settled long ago, but never messages.
+    Prune(prune::PruneArgs),
 }
 
 impl Cli {
@@ -59,6 +76,11 @@ impl Cli {
             Command::Agent(args) => agent::run(args, out).await,
             Command::Submit(args) => submit::run(args, out).await,
             Command::Status(args) => status::run(args, out).await,
+            Command::Failed(args) => failed::run(args, out).await,
+            Command::Retry(args) => retry::retry(args, out).await,
+            Command::Cancel(args) => retry::cancel(args, out).await,
+            Command::Requeue(args) => requeue::run(args, out).await,
+            Command::Prune(args) => prune::run(args, out).await,
         }
     }
 }
@@ -86,6 +108,8 @@ pub(crate) enum CommandError {
     Task(#[from] TaskFailure),
     #[error("{0}")]
     Submit(#[from] SubmitError),
+    #[error("{0}")]
+    Action(#[from] ActionError),
     #[error("a statement failed: {}", sqlstate::safe_text(.0))]
     Statement(#[from] sqlx::Error),
     #[error("cannot read {0}")]
@@ -95,6 +119,16 @@ pub(crate) enum CommandError {
     /// All was tried; the text says what is left.
     #[error("{0}")]
     Unfinished(String),
+}
+
+impl CommandError {
+    /// There is no turn of this id, and where to find one.
+    fn no_turn(turn: TurnId) -> Self {
+        Self::Unfinished(format!(
+            "{}: {turn}. `relay failed list` names the failed turns, `relay status CONVERSATION` the present one",
+            ActionError::TurnNotFound
+        ))
+    }
 }
 
 /// A connection for one command, to a database that this version knows.

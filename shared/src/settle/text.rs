@@ -7,6 +7,10 @@ use crate::state::{Effect, OperationStatus};
 pub(super) fn for_the_user(kind: Kind, standing: &Standing) -> String {
     let attempts = standing.attempt;
     match kind {
+        Kind::Cancelled if !side_effects(standing).is_empty() => format!(
+            "This request was cancelled, but an action may have taken effect: {}. Please check before you try again.",
+            side_effects(standing)
+        ),
         Kind::Cancelled => "This request was cancelled.".into(),
         Kind::SideEffectUnknown => format!(
             "The answer was interrupted while an action was under way, and it is not known whether it took effect: {}. \

@@ -58,6 +58,17 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 7] = [
+        Self::Handler,
+        Self::Timeout,
+        Self::Crash,
+        Self::RejectedContent,
+        Self::SideEffectUnknown,
+        Self::Interrupted,
+        Self::Cancelled,
+    ];
+
     /// The text that the tables hold.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -149,7 +160,8 @@ pub fn decide(cause: &Cause, standing: &Standing) -> Verdict {
         return Verdict::Void;
     }
     if standing.cancel_requested {
-        return Verdict::Fail { kind: Kind::Cancelled, exhausted: false, retryable: true };
+        let retryable = side_effects(&standing.calls).is_none();
+        return Verdict::Fail { kind: Kind::Cancelled, exhausted: false, retryable };
     }
     let exhausted = standing.attempt >= standing.max_attempts;
     if let Some(kind) = side_effects(&standing.calls) {
@@ -275,9 +287,8 @@ mod tests {
                 () => cause.kind(),
             };
             assert_eq!(kind, expected, "{cause:?} {standing:?}");
-            if matches!(kind, Kind::SideEffectUnknown) {
-                assert!(!retryable);
-            }
+            let happened = status(OperationStatus::Started) || status(OperationStatus::Completed);
+            assert!(!(retryable && happened), "{cause:?} {standing:?}");
         });
     }
 
