@@ -33,6 +33,11 @@ mod enabled {
 
     use super::Hit;
 
+    /// A stop reaches the threads one after the other, so the caller is held until it has; not for ever, since whoever
+    /// waited for it may have ended it already.
+    const SIGNAL: &str = "kill -s $1 $2; [ $1 = STOP ] || exit; for _ in $(seq 100); do \
+                          grep -q '^State:.T' /proc/$2/status && exit; sleep 0.01; done";
+
     enum Action {
         Signal(&'static str),
         Pause(Duration),
@@ -77,7 +82,7 @@ mod enabled {
             Action::Signal(signal) => {
                 // Blocking on purpose: nothing else of this process may run between the place and its end.
                 let me = std::process::id().to_string();
-                let _ = std::process::Command::new("kill").args(["-s", signal, &me]).status();
+                let _ = std::process::Command::new("sh").args(["-c", SIGNAL, "sh", signal, &me]).status();
                 Ok(())
             }
             Action::Pause(pause) => {
