@@ -85,12 +85,14 @@ impl<H: TurnHandler> Runner<H> {
         let guarded = async move { AssertUnwindSafe(handler.handle(turn)).catch_unwind().await };
         let mut task = AbortOnDrop(tokio::spawn(guarded));
         let ended = tokio::select! {
-            ended = &mut task.0 => ended,
+            // A handler that ends because it was stopped has not failed, and what it says then is no reply.
+            biased;
             () = lease.stop.token().cancelled() => {
                 token.cancel();
                 let _ = tokio::time::timeout(GRACE, &mut task.0).await;
                 return End::Stopped(lease.stop.reason().unwrap_or(Stopped::LeaseLost));
             }
+            ended = &mut task.0 => ended,
             () = tokio::time::sleep(timeout) => {
                 token.cancel();
                 let _ = tokio::time::timeout(GRACE, &mut task.0).await;
