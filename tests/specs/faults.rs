@@ -118,21 +118,26 @@ async fn says(world: &World, process: &Process, why: &str) -> Result<()> {
 async fn while_the_broker_is_down_nothing_is_claimed_and_readiness_says_why() -> Result<()> {
     let world = private().await?;
     world.policy("debounce = '0'").await?;
-    let (relay, consumer) = (world.relay().start()?, world.consumer().start()?);
-    relay.ready().await?;
-    consumer.ready().await?;
+    sqlx::query("insert into agents (name) values ('idle')").execute(&world.pool).await?;
+    let idle = world.consumer().env("AGENT", "idle").start()?;
+    let processes = [world.relay().start()?, world.consumer().start()?, idle];
+    for process in &processes {
+        process.ready().await?;
+    }
     world.servers.stop(Server::Nats).await?;
     world.create_conversation("c1").await?;
     world.submit("c1", "hello").await?;
-    says(&world, &relay, "not connected to NATS").await?;
-    says(&world, &consumer, "not connected to NATS").await?;
+    for process in &processes {
+        says(&world, process, "not connected to NATS").await?;
+    }
     let lane = world.lane("c1").await?;
     ensure!(lane.state == "waiting" && lane.attempt == 0, "{lane:?}");
     ensure!(world.count("select attempts::bigint from agent_outbox").await? == 0);
     world.servers.resume(Server::Nats).await?;
     world.answered("c1", 1).await?;
-    relay.ready().await?;
-    consumer.ready().await?;
+    for process in &processes {
+        process.ready().await?;
+    }
     world.settled().await?;
     no_attempt_was_lost(&world).await
 }
