@@ -77,6 +77,8 @@ pub(crate) struct Pipeline<H> {
     leases: Leases,
     runner: Arc<Runner<H>>,
     runs: TaskTracker,
+    /// Fires when nobody waits for the runs any more: their leases will expire.
+    left_behind: CancellationToken,
 }
 
 /// Runs turns with `handler` until told to stop; then lets what runs end, and gives back the rest at the cut.
@@ -126,6 +128,7 @@ pub async fn run<H: TurnHandler>(
         slots: Arc::new(Semaphore::new(settings.concurrency)),
         company: Arc::default(),
         runs: TaskTracker::new(),
+        left_behind: CancellationToken::new(),
         stop: shutdown.stop.clone(),
         policies: watched,
         pool,
@@ -186,7 +189,8 @@ impl<H: TurnHandler> Pipeline<H> {
             let slot = slots.split(1);
             let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, since);
             let (runner, company) = (self.runner.clone(), self.company.clone());
-            self.runs.spawn(async move {
+            let left_behind = self.left_behind.clone();
+            let run = async move {
                 // Stopped while it waits for its turn to start, a run never starts.
                 let _company = tokio::select! {
                     biased;
@@ -195,7 +199,8 @@ impl<H: TurnHandler> Pipeline<H> {
                 };
                 runner.run(begun, lease, timeout).await;
                 drop(slot);
-            });
+            };
+            self.runs.spawn(async move { left_behind.run_until_cancelled(run).await });
         }
     }
 
@@ -211,6 +216,8 @@ impl<H: TurnHandler> Pipeline<H> {
             self.leases.leave();
             if tokio::time::timeout(LEAVE_TIMEOUT, self.runs.wait()).await.is_err() {
                 tracing::error!(running = self.runs.len(), "left runs behind; their leases will expire");
+                self.left_behind.cancel();
+                self.runs.wait().await;
             }
         }
     }

@@ -195,8 +195,12 @@ impl Broker {
         }
     }
 
-    /// Ends the connection: what was published is flushed, within the timeout of an answer.
+    /// Ends the connection: what was published is flushed, within the timeout of an answer. One that is down has nothing
+    /// to wait for.
     pub async fn close(&self) {
+        if self.require_connected().is_err() {
+            return;
+        }
         let _ = within(self.client.flush()).await;
         let _ = within(self.client.drain()).await;
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use shared::settings::Source;
-use tests::{Process, World};
+use tests::{Process, Server, Servers, Spec, World};
 
 use crate::load::{Load, Witness, no_attempt_was_lost};
 
@@ -135,4 +135,27 @@ async fn an_idle_process_leaves_at_once() -> Result<()> {
         process.shut_down().await?;
     }
     world.settled().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_leave_in_time_while_their_servers_are_away() -> Result<()> {
+    let world = World::on(Servers::private(Spec::default()).await?).await?;
+    world.policy("debounce = '0', lease = '1 s', dispatch_timeout = '500 ms'").await?;
+    let relay = world.relay().start()?;
+    relay.ready().await?;
+    let busy = busy_consumer(&world, "nats", "200ms").await?;
+    let idle = world.consumer().env("SOURCE", "postgres").start()?;
+    idle.ready().await?;
+    world.servers.kill(Server::Nats).await?;
+    world.servers.kill(Server::Postgres).await?;
+    tokio::try_join!(relay.shut_down(), busy.shut_down(), idle.shut_down())?;
+    world.servers.resume(Server::Postgres).await?;
+    world.servers.resume(Server::Nats).await?;
+    // The busy one could not give back what it had: its lease expires.
+    let _relay = world.relay().start()?;
+    let _successor = world.consumer().start()?;
+    world.answered("c1", 1).await?;
+    world.settled().await?;
+    ensure!(world.count("select count(*) from agent_runs where outcome = 'expired'").await? == 1);
+    Ok(())
 }
