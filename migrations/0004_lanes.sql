@@ -45,10 +45,14 @@ create table agent_lanes (
 
 -- One index a state, so that a lane stands in the index of its state only: a backlog of a million waiting lanes lies in
 -- nobody's way to the one lease that has expired, and a transition writes no more index entries than one index would.
-create index agent_lanes_waiting on agent_lanes (wake_at) where state = 'waiting';
-create index agent_lanes_waiting_of_agent on agent_lanes (agent, wake_at) where state = 'waiting';
-create index agent_lanes_queued on agent_lanes (wake_at) where state = 'queued';
-create index agent_lanes_running on agent_lanes (wake_at) where state = 'running';
+-- "is not null" is always true there, and not idle talk: a statement must ask for wake_at to be given such an index. A
+-- guard, which asks for a conversation and a state, could otherwise get one while the tables are small, and would then
+-- read a whole backlog when they have grown.
+create index agent_lanes_waiting on agent_lanes (wake_at) where state = 'waiting' and wake_at is not null;
+create index agent_lanes_waiting_of_agent on agent_lanes (agent, wake_at)
+    where state = 'waiting' and wake_at is not null;
+create index agent_lanes_queued on agent_lanes (wake_at) where state = 'queued' and wake_at is not null;
+create index agent_lanes_running on agent_lanes (wake_at) where state = 'running' and wake_at is not null;
 
 comment on table agent_lanes is 'The ordering boundary of one conversation, and what it is doing now.';
 comment on column agent_lanes.conversation_id is 'The conversation. Read by every guard.';

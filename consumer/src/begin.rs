@@ -1,5 +1,5 @@
-//! Begin and load: a delivered trigger becomes a running attempt with its messages, or is found to be over. Both are one
-//! statement for a whole batch, in one transaction.
+//! Begin and load: a delivered trigger becomes a running attempt with its messages, or is found to be over. One statement
+//! does both, for a whole batch.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,7 +7,7 @@ use shared::{
     ids::{AgentName, ConversationId, MessageId, RunId, TurnId},
     state::Role,
 };
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgPool;
 
 use crate::{handler::TurnMessage, history};
 
@@ -33,7 +33,7 @@ pub(crate) struct Begun {
     pub(crate) messages: Arc<[TurnMessage]>,
 }
 
-/// A run that holds its lane, before its messages are loaded.
+/// A run that holds its lane, before its messages are loaded: a direct consumer's own claim.
 #[derive(Debug)]
 pub(crate) struct Leased {
     pub(crate) conversation_id: ConversationId,
@@ -41,6 +41,70 @@ pub(crate) struct Leased {
     pub(crate) run_id: RunId,
     pub(crate) attempt: i32,
     pub(crate) suspect: bool,
+}
+
+/// What the statements of this file return: for each run a row that names it, and rows of its messages.
+struct Loaded {
+    run_id: RunId,
+    conversation_id: Option<ConversationId>,
+    turn_id: Option<TurnId>,
+    attempt: Option<i32>,
+    suspect: Option<bool>,
+    id: Option<MessageId>,
+    seq: Option<i64>,
+    role: Option<Role>,
+    content: Option<String>,
+    in_turn: bool,
+    reply_to_seq: Option<i64>,
+}
+
+/// Loads the runs of the CTE `leased`, which `$head` ends with: each one's own messages, and at most as many messages and
+/// outcomes before them as the CTE `history` says.
+macro_rules! load {
+    ($head:literal, $($argument:expr),+ $(,)?) => {
+        sqlx::query_as!(
+            Loaded,
+            $head + r#"
+        , turn as (
+            select leased.run_id, leased.conversation_id, m.id, m.seq, m.content
+            from leased
+            join agent_outbox o on o.conversation_id = leased.conversation_id and o.turn_id = leased.turn_id
+            join messages m on m.id = o.message_id
+            where m.deleted_at is null
+        ), bound as (
+            select run_id, conversation_id, max(seq) as last_seq, array_agg(id) as ids
+            from turn group by run_id, conversation_id
+        )
+        select run_id as "run_id!: RunId", conversation_id as "conversation_id?: ConversationId",
+               turn_id as "turn_id?: TurnId", attempt as "attempt?", suspect as "suspect?",
+               null::text as "id?: MessageId", null::bigint as seq, null::text as "role?: Role",
+               null::text as content, false as "in_turn!", null::bigint as reply_to_seq
+        from leased
+        union all
+        select run_id, null, null, null, null, id, seq, 'user', content, true, null
+        from turn
+        union all
+        select bound.run_id, null, null, null, null, said.id, said.seq, 'user', said.content, false, null
+        from bound cross join lateral (
+            select m.id, m.seq, m.content from messages m
+            where m.conversation_id = bound.conversation_id and m.seq <= bound.last_seq
+              and m.role = 'user' and m.deleted_at is null and m.id <> all (bound.ids)
+            order by m.seq desc limit (select most from history)
+        ) said
+        union all
+        -- an outcome's own seq is later than messages that were waiting: it is found by the turn that it answers
+        select bound.run_id, null, null, null, null, answer.id, answer.seq, answer.role, answer.content, false,
+               answer.reply_to_seq
+        from bound cross join lateral (
+            select m.id, m.seq, m.role, m.content, m.reply_to_seq from messages m
+            where m.conversation_id = bound.conversation_id and m.reply_to_seq < bound.last_seq
+              and m.role <> 'user' and m.deleted_at is null
+            order by m.reply_to_seq desc limit (select most from history)
+        ) answer
+        "#,
+            $($argument),+
+        )
+    };
 }
 
 /// Begins every candidate whose run is queued for this agent, and loads it. Who is not in the answer is over: begun
@@ -52,13 +116,56 @@ pub(crate) async fn begin_queued(
     history_limit: u32,
     candidates: &[Candidate],
 ) -> Result<Vec<Begun>, sqlx::Error> {
+    let conversations: Vec<&str> = candidates.iter().map(|c| c.conversation_id.as_str()).collect();
+    let runs: Vec<RunId> = candidates.iter().map(|c| c.run_id).collect();
     let mut transaction = pool.begin().await?;
-    let leased = lease_queued(&mut transaction, agent, worker, candidates).await?;
-    let messages = load(&mut transaction, &leased, history_limit).await?;
+    let loaded = load!(
+        r#"
+        with history as (
+            select $5::bigint as most
+        ), due as (
+            select l.*
+            from (
+                select * from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
+                order by conversation_id
+            ) t
+            cross join lateral (
+                select l.conversation_id, l.run_id from agent_lanes l
+                where l.conversation_id = t.conversation_id and l.run_id = t.run_id
+                  and l.state = 'queued' and l.agent = $3
+                for update
+            ) l
+        ), leased as (
+            update agent_lanes l
+            set state = 'running',
+                worker = $4,
+                started_at = clock_timestamp(),
+                wake_at = clock_timestamp() + a.lease
+            from due, agents a
+            where l.conversation_id = due.conversation_id
+              and l.run_id = due.run_id
+              and l.state = 'queued'
+              and l.agent = $3
+              and a.name = l.agent
+            returning l.conversation_id, l.turn_id, l.run_id, l.attempt,
+                      l.attempt > 1 and exists (
+                          select from agent_runs r
+                          where r.turn_id = l.turn_id and r.attempt = l.attempt - 1 and r.outcome = 'expired'
+                      ) as suspect
+        )
+        "#,
+        &conversations as &[&str],
+        &runs as &[RunId],
+        agent.as_str(),
+        worker,
+        i64::from(history_limit),
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
     transaction.commit().await?;
     let traces =
         candidates.iter().map(|candidate| (candidate.run_id, candidate.trace_context.clone())).collect();
-    Ok(assemble(leased, messages, agent, &traces))
+    Ok(assemble(loaded, agent, &traces))
 }
 
 /// Loads runs that this process has claimed for itself.
@@ -69,144 +176,71 @@ pub(crate) async fn load_claimed(
     leased: Vec<Leased>,
     traces: &HashMap<RunId, Option<String>>,
 ) -> Result<Vec<Begun>, sqlx::Error> {
-    let mut transaction = pool.begin().await?;
-    let messages = load(&mut transaction, &leased, history_limit).await?;
-    transaction.commit().await?;
-    Ok(assemble(leased, messages, agent, traces))
-}
-
-async fn lease_queued(
-    connection: &mut PgConnection,
-    agent: &AgentName,
-    worker: &str,
-    candidates: &[Candidate],
-) -> Result<Vec<Leased>, sqlx::Error> {
-    let conversations: Vec<&str> = candidates.iter().map(|c| c.conversation_id.as_str()).collect();
-    let runs: Vec<RunId> = candidates.iter().map(|c| c.run_id).collect();
-    sqlx::query_as!(
-        Leased,
-        r#"
-        with due as (
-            select l.conversation_id, l.run_id
-            from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
-            join agent_lanes l on l.conversation_id = t.conversation_id and l.run_id = t.run_id
-            where l.state = 'queued' and l.agent = $3
-            order by l.conversation_id
-            for update of l
-        )
-        update agent_lanes l
-        set state = 'running',
-            worker = $4,
-            started_at = clock_timestamp(),
-            wake_at = clock_timestamp() + a.lease
-        from due, agents a
-        where l.conversation_id = due.conversation_id
-          and l.run_id = due.run_id
-          and l.state = 'queued'
-          and l.agent = $3
-          and a.name = l.agent
-        returning l.conversation_id as "conversation_id: ConversationId", l.turn_id as "turn_id!: TurnId",
-                  l.run_id as "run_id!: RunId", l.attempt,
-                  l.attempt > 1 and exists (
-                      select from agent_runs r
-                      where r.turn_id = l.turn_id and r.attempt = l.attempt - 1 and r.outcome = 'expired'
-                  ) as "suspect!"
-        "#,
-        &conversations as &[&str],
-        &runs as &[RunId],
-        agent.as_str(),
-        worker,
-    )
-    .fetch_all(connection)
-    .await
-}
-
-struct LoadedMessage {
-    run_id: RunId,
-    id: MessageId,
-    seq: i64,
-    role: Role,
-    content: String,
-    in_turn: bool,
-    reply_to_seq: Option<i64>,
-}
-
-/// Reads each run's own messages and at most `history_limit` messages and as many outcomes before them.
-async fn load(
-    connection: &mut PgConnection,
-    leased: &[Leased],
-    history_limit: u32,
-) -> Result<Vec<LoadedMessage>, sqlx::Error> {
-    if leased.is_empty() {
-        return Ok(Vec::new());
-    }
     let conversations: Vec<&str> = leased.iter().map(|run| run.conversation_id.as_str()).collect();
     let turns: Vec<TurnId> = leased.iter().map(|run| run.turn_id).collect();
     let runs: Vec<RunId> = leased.iter().map(|run| run.run_id).collect();
-    sqlx::query_as!(
-        LoadedMessage,
+    let attempts: Vec<i32> = leased.iter().map(|run| run.attempt).collect();
+    let suspects: Vec<bool> = leased.iter().map(|run| run.suspect).collect();
+    let mut transaction = pool.begin().await?;
+    let loaded = load!(
         r#"
-        with turn as (
-            select t.run_id, t.conversation_id, m.id, m.seq, m.content
-            from unnest($1::text[], $2::uuid[], $3::uuid[]) as t (conversation_id, turn_id, run_id)
-            join agent_outbox o on o.conversation_id = t.conversation_id and o.turn_id = t.turn_id
-            join messages m on m.id = o.message_id
-            where m.deleted_at is null
-        ), bound as (
-            select run_id, conversation_id, max(seq) as last_seq, array_agg(id) as ids
-            from turn group by run_id, conversation_id
+        with history as (
+            select $6::bigint as most
+        ), leased as (
+            select * from unnest($1::text[], $2::uuid[], $3::uuid[], $4::int[], $5::bool[])
+                as t (conversation_id, turn_id, run_id, attempt, suspect)
         )
-        select run_id as "run_id!: RunId", id as "id!: MessageId", seq as "seq!", 'user' as "role!: Role",
-               content as "content!", true as "in_turn!", null::bigint as reply_to_seq
-        from turn
-        union all
-        select bound.run_id, said.id, said.seq, 'user', said.content, false, null
-        from bound cross join lateral (
-            select m.id, m.seq, m.content from messages m
-            where m.conversation_id = bound.conversation_id and m.seq <= bound.last_seq
-              and m.role = 'user' and m.deleted_at is null and m.id <> all (bound.ids)
-            order by m.seq desc limit $4
-        ) said
-        union all
-        -- an outcome's own seq is later than messages that were waiting: it is found by the turn that it answers
-        select bound.run_id, answer.id, answer.seq, answer.role, answer.content, false, answer.reply_to_seq
-        from bound cross join lateral (
-            select m.id, m.seq, m.role, m.content, m.reply_to_seq from messages m
-            where m.conversation_id = bound.conversation_id and m.reply_to_seq < bound.last_seq
-              and m.role <> 'user' and m.deleted_at is null
-            order by m.reply_to_seq desc limit $4
-        ) answer
         "#,
         &conversations as &[&str],
         &turns as &[TurnId],
         &runs as &[RunId],
+        &attempts,
+        &suspects,
         i64::from(history_limit),
     )
-    .fetch_all(connection)
-    .await
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(assemble(loaded, agent, traces))
 }
 
+/// Puts the rows of each run together. A run whose messages are all gone has none; its settle will say so.
 fn assemble(
-    leased: Vec<Leased>,
-    messages: Vec<LoadedMessage>,
+    loaded: Vec<Loaded>,
     agent: &AgentName,
     traces: &HashMap<RunId, Option<String>>,
 ) -> Vec<Begun> {
+    let mut begun: Vec<Begun> = Vec::new();
     let mut by_run: HashMap<RunId, Vec<history::Entry>> = HashMap::new();
-    for m in messages {
-        let message =
-            TurnMessage { id: m.id, seq: m.seq, role: m.role, content: m.content, in_turn: m.in_turn };
-        by_run.entry(m.run_id).or_default().push(history::Entry { message, reply_to_seq: m.reply_to_seq });
+    for row in loaded {
+        match row {
+            Loaded {
+                conversation_id: Some(conversation_id),
+                turn_id: Some(turn_id),
+                attempt: Some(attempt),
+                run_id,
+                suspect,
+                ..
+            } => begun.push(Begun {
+                conversation_id,
+                agent: agent.clone(),
+                turn_id,
+                run_id,
+                attempt,
+                suspect: suspect.unwrap_or(false),
+                trace_context: traces.get(&run_id).cloned().flatten(),
+                messages: Arc::default(),
+            }),
+            Loaded { id: Some(id), seq: Some(seq), role: Some(role), content, in_turn, reply_to_seq, run_id, .. } => {
+                let content = content.unwrap_or_default();
+                let message = TurnMessage { id, seq, role, content, in_turn };
+                by_run.entry(run_id).or_default().push(history::Entry { message, reply_to_seq });
+            }
+            _ => {}
+        }
     }
-    let begun = leased.into_iter().map(|run| Begun {
-        messages: history::by_turn(by_run.remove(&run.run_id).unwrap_or_default()).into(),
-        trace_context: traces.get(&run.run_id).cloned().flatten(),
-        conversation_id: run.conversation_id,
-        agent: agent.clone(),
-        turn_id: run.turn_id,
-        run_id: run.run_id,
-        attempt: run.attempt,
-        suspect: run.suspect,
-    });
-    begun.collect()
+    for run in &mut begun {
+        run.messages = history::by_turn(by_run.remove(&run.run_id).unwrap_or_default()).into();
+    }
+    begun
 }

@@ -132,11 +132,17 @@ async fn lock_lanes(
     let held = sqlx::query_scalar!(
         r#"
         select l.run_id as "run_id!: RunId"
-        from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
-        join agent_lanes l on l.conversation_id = t.conversation_id and l.run_id = t.run_id
-        where l.state = 'running' and not l.cancel_requested
-        order by l.conversation_id
-        for update of l skip locked
+        from (
+            select * from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
+            order by conversation_id
+        ) t
+        -- a look by key for each, in their order: a join would be free to read every lane, which is in order too
+        cross join lateral (
+            select l.run_id from agent_lanes l
+            where l.conversation_id = t.conversation_id and l.run_id = t.run_id
+              and l.state = 'running' and not l.cancel_requested
+            for update skip locked
+        ) l
         "#,
         &conversations as &[&str],
         &runs as &[RunId],

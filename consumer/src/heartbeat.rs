@@ -128,12 +128,15 @@ async fn renew_held(
         r#"
         with mine as (
             select * from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
+            order by conversation_id
         ), free as (
-            select l.conversation_id
-            from mine join agent_lanes l on l.conversation_id = mine.conversation_id and l.run_id = mine.run_id
-            where l.state = 'running'
-            order by l.conversation_id
-            for update of l skip locked
+            select l.*
+            from mine cross join lateral (
+                select l.conversation_id from agent_lanes l
+                where l.conversation_id = mine.conversation_id and l.run_id = mine.run_id
+                  and l.state = 'running'
+                for update skip locked
+            ) l
         ), renewed as (
             update agent_lanes l set wake_at = clock_timestamp() + a.lease
             from free, agents a

@@ -9,7 +9,7 @@ use shared::{
     failpoint,
     ids::{AgentName, ConversationId, RunId},
     recovery, sqlstate,
-    wake::{Rest, Sleeper},
+    wake::{Look, Rest, Sleeper},
 };
 use sqlx::PgPool;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
@@ -68,7 +68,12 @@ async fn pass<H: TurnHandler>(
     slots: &mut OwnedSemaphorePermit,
 ) -> Result<(), sqlx::Error> {
     let found = take_queued(pipeline, slots).await? + claim(pipeline, slots).await?;
-    match sleeper.after_pass(found > 0).await {
+    let look = match found {
+        0 => Look::Nothing,
+        _ if slots.num_permits() == 0 => Look::Full,
+        _ => Look::Some,
+    };
+    match sleeper.after_pass(look).await {
         Rest::None => {}
         Rest::Blink(nap) => {
             pipeline.stop.run_until_cancelled(tokio::time::sleep(nap)).await;

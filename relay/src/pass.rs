@@ -14,7 +14,7 @@ use shared::{
     recovery,
     settings::RelaySettings,
     sqlstate, topology,
-    wake::{Rest, Sleeper, Woken},
+    wake::{Look, Rest, Sleeper, Woken},
 };
 use sqlx::PgPool;
 use tokio::{
@@ -128,8 +128,8 @@ struct Relay {
 /// How much a pass found to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    Work,
-    Nothing,
+    /// The broker takes triggers, and this was claimed or looked after.
+    Looked(Look),
     /// The broker takes nothing now; look again after this.
     Closed(Duration),
 }
@@ -180,12 +180,21 @@ impl Relay {
             // A full page may have more behind it.
             self.looked_at = (expired + overdue == 0).then(Instant::now);
         }
-        Ok(if expired + claimed + overdue > 0 { Found::Work } else { Found::Nothing })
+        Ok(Found::Looked(match claimed {
+            _ if claimed >= self.batch() as usize || expired + overdue > 0 => Look::Full,
+            0 => Look::Nothing,
+            _ => Look::Some,
+        }))
+    }
+
+    /// Lanes that one claim takes: never more than may be in flight.
+    fn batch(&self) -> u32 {
+        self.settings.batch.min(u32::try_from(self.settings.max_in_flight).unwrap_or(u32::MAX))
     }
 
     /// Claims one batch and starts to publish it; never more than may be in flight. Returns how many lanes were due.
     async fn claim(&mut self) -> Result<usize, Fault> {
-        let batch = self.settings.batch.min(u32::try_from(self.settings.max_in_flight).unwrap_or(u32::MAX));
+        let batch = self.batch();
         let room = self.in_flight.clone().acquire_many_owned(batch);
         let Some(Ok(mut permit)) = self.shutdown.stop.run_until_cancelled(room).await else { return Ok(0) };
         failpoint::reach("before_claim").await?;
@@ -238,7 +247,7 @@ impl Relay {
     async fn rest(&mut self, found: Found) -> Result<(), Fault> {
         let nap = match found {
             Found::Closed(pause) => pause.min(self.settings.poll_interval),
-            found => match self.sleeper.after_pass(found == Found::Work).await {
+            Found::Looked(look) => match self.sleeper.after_pass(look).await {
                 Rest::None => return Ok(()),
                 Rest::Blink(nap) => nap,
                 Rest::Sleep => return self.sleep().await,

@@ -42,7 +42,10 @@ impl Walk {
     pub(crate) async fn over_queued(pool: &PgPool) -> Result<Option<Self>, sqlx::Error> {
         let mut transaction = pool.begin().await?;
         let until = sqlx::query_scalar!(
-            r#"select wake_at as "wake_at!" from agent_lanes where state = 'queued' order by wake_at desc limit 1"#
+            r#"
+            select wake_at as "wake_at!" from agent_lanes
+            where state = 'queued' and wake_at is not null order by wake_at desc limit 1
+            "#
         )
         .fetch_optional(&mut *transaction)
         .await?;

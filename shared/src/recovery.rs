@@ -91,7 +91,7 @@ async fn left_by(pool: &PgPool, worker: &str) -> Result<Vec<LostRun>, sqlx::Erro
         r#"
         select conversation_id as "conversation_id: ConversationId", run_id as "run_id!: RunId"
         from agent_lanes
-        where state = 'running' and worker = $1
+        where state = 'running' and wake_at is not null and worker = $1
         order by wake_at
         "#,
         worker,

@@ -20,12 +20,16 @@ pub async fn release_unbegun(
     let released = sqlx::query_scalar!(
         r#"
         with lane as (
-            select l.conversation_id, l.run_id, l.turn_id
-            from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
-            join agent_lanes l on l.conversation_id = t.conversation_id and l.run_id = t.run_id
-            where l.state = 'queued'
-            order by l.conversation_id
-            for update of l
+            select l.*
+            from (
+                select * from unnest($1::text[], $2::uuid[]) as t (conversation_id, run_id)
+                order by conversation_id
+            ) t
+            cross join lateral (
+                select l.conversation_id, l.run_id, l.turn_id from agent_lanes l
+                where l.conversation_id = t.conversation_id and l.run_id = t.run_id and l.state = 'queued'
+                for update
+            ) l
         ), freed as (
             update agent_outbox o
             set status = 'pending', run_id = null, attempts = o.attempts - 1

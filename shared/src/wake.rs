@@ -26,14 +26,26 @@ pub enum Woken {
 }
 
 /// A claimer polls for this long after its last work before it says that it sleeps: a burst finds it awake.
-const AWAKE: Duration = Duration::from_millis(20);
-/// How long it waits between two looks while awake.
-const BLINK: Duration = Duration::from_millis(2);
+const AWAKE: Duration = Duration::from_millis(30);
+/// How long it waits between two looks while awake, unless more is due than it could take: so that a busy claimer takes
+/// many lanes with one look, and an idle one, which sleeps, still begins at once.
+const BLINK: Duration = Duration::from_millis(10);
+
+/// What a claimer's look for work found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// As much as it could take; there may be more.
+    Full,
+    /// All there was.
+    Some,
+    /// No work.
+    Nothing,
+}
 
 /// What a claimer does after a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
-    /// There was work: look again at once.
+    /// There may be more work: look again at once.
     None,
     /// There was work a moment ago: look again after this.
     Blink(Duration),
@@ -70,18 +82,19 @@ impl Sleeper {
         }
     }
 
-    /// How to rest after a pass that found work, or none. Work ends what was declared, so that a busy claimer's producers
+    /// How to rest after a pass. Work ends what was declared, so that a busy claimer's producers
     /// do not notify.
-    pub async fn after_pass(&mut self, found_work: bool) -> Rest {
+    pub async fn after_pass(&mut self, look: Look) -> Rest {
         let now = tokio::time::Instant::now();
-        if found_work {
+        if look != Look::Nothing {
             self.awake_until = now + AWAKE;
             self.rise().await;
-            Rest::None
-        } else if now < self.awake_until {
-            Rest::Blink(BLINK)
-        } else {
-            Rest::Sleep
+        }
+        match look {
+            Look::Full => Rest::None,
+            Look::Some => Rest::Blink(BLINK),
+            Look::Nothing if now < self.awake_until => Rest::Blink(BLINK),
+            Look::Nothing => Rest::Sleep,
         }
     }
 

@@ -24,11 +24,11 @@ pub(super) async fn lanes(connection: &mut PgConnection) -> Result<Vec<Lanes>, s
         select agent as "agent!", state as "state!", state = 'waiting' and attempt > 0 as "retrying!",
                count(*) as "count!"
         from (
-            (select * from agent_lanes where state = 'waiting' order by wake_at limit $1)
+            (select * from agent_lanes where state = 'waiting' and wake_at is not null order by wake_at limit $1)
             union all
-            (select * from agent_lanes where state = 'queued' order by wake_at limit $1)
+            (select * from agent_lanes where state = 'queued' and wake_at is not null order by wake_at limit $1)
             union all
-            (select * from agent_lanes where state = 'running' order by wake_at limit $1)
+            (select * from agent_lanes where state = 'running' and wake_at is not null order by wake_at limit $1)
         ) busy
         group by 1, 2, 3
         "#,
@@ -54,11 +54,11 @@ pub(super) async fn longest_due(connection: &mut PgConnection) -> Result<Vec<Due
         select conversation_id as "conversation_id!", state as "state!",
                extract(epoch from clock_timestamp() - wake_at)::float8 as "for_seconds!"
         from (
-            (select * from agent_lanes where state = 'waiting' order by wake_at limit 1)
+            (select * from agent_lanes where state = 'waiting' and wake_at is not null order by wake_at limit 1)
             union all
-            (select * from agent_lanes where state = 'queued' order by wake_at limit 1)
+            (select * from agent_lanes where state = 'queued' and wake_at is not null order by wake_at limit 1)
             union all
-            (select * from agent_lanes where state = 'running' order by wake_at limit 1)
+            (select * from agent_lanes where state = 'running' and wake_at is not null order by wake_at limit 1)
         ) first
         where wake_at <= clock_timestamp()
         "#,

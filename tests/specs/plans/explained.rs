@@ -23,8 +23,6 @@ pub(super) struct Explained {
     pub(super) buffers: u64,
     /// Of tables that grow.
     pub(super) scans: Vec<Scan>,
-    /// All of it, to be shown.
-    pub(super) plan: String,
 }
 
 /// One scan of a table that grows.
@@ -32,6 +30,7 @@ pub(super) struct Explained {
 pub(super) struct Scan {
     pub(super) kind: String,
     pub(super) table: String,
+    pub(super) index: String,
     pub(super) by_index: bool,
     /// Read in all loops, those that a filter threw away included.
     pub(super) rows: f64,
@@ -105,7 +104,7 @@ impl<'a> Log<'a> {
                 json.push_str(more);
             }
             if line.ends_with("plan:") && self.is_of_pipeline(line) {
-                statements.push(explained(&serde_json::from_str(&json).context(json)?)?);
+                statements.push(explained(&serde_json::from_str(&json).context(json)?));
             }
         }
         ensure!(!statements.is_empty(), "nothing was explained");
@@ -122,16 +121,15 @@ impl<'a> Log<'a> {
     }
 }
 
-fn explained(entry: &Value) -> Result<Explained> {
+fn explained(entry: &Value) -> Explained {
     let root = &entry["Plan"];
     let mut scans = Vec::new();
     walk(root, &mut scans);
-    Ok(Explained {
+    Explained {
         text: entry["Query Text"].as_str().unwrap_or_default().to_owned(),
         buffers: ["Shared Hit Blocks", "Shared Read Blocks"].iter().filter_map(|key| root[key].as_u64()).sum(),
         scans,
-        plan: serde_json::to_string_pretty(root)?,
-    })
+    }
 }
 
 fn walk(node: &Value, scans: &mut Vec<Scan>) {
@@ -147,6 +145,7 @@ fn walk(node: &Value, scans: &mut Vec<Scan>) {
         scans.push(Scan {
             kind: kind.to_owned(),
             table: table.to_owned(),
+            index: node["Index Name"].as_str().unwrap_or("nothing").to_owned(),
             by_index: matches!(kind, "Index Scan" | "Index Only Scan"),
             rows: rows * number("Actual Loops"),
         });

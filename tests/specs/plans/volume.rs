@@ -5,8 +5,8 @@ use sqlx::{Connection, PgConnection};
 use tests::World;
 
 /// Conversations that were answered, lanes that are due, and lanes in flight of each kind.
-const SETTLED: i32 = 100_000;
-const DUE: i32 = 50_000;
+const SETTLED: i32 = 50_000;
+const DUE: i32 = 25_000;
 const IN_FLIGHT: i32 = 300;
 
 /// The loaded rows are what the triggers and statements of the pipeline would have left.
@@ -69,7 +69,7 @@ pub(super) async fn load(world: &World) -> Result<()> {
         .replace("$D", &DUE.to_string())
         .replace("$F", &IN_FLIGHT.to_string());
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("begin; {sql}; commit"))).execute(&world.pool).await?;
-    ensure!(world.count("select count(*) from conversations").await? > 150_000);
+    ensure!(world.count("select count(*) from conversations").await? > 75_000);
     Ok(())
 }
 

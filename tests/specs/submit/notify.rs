@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use shared::wake::{Rest, Sleeper};
+use shared::wake::{Look, Rest, Sleeper};
 use sqlx::postgres::PgListener;
 use tests::World;
 
@@ -72,11 +72,11 @@ async fn a_claimer_that_finds_work_takes_its_word_back() -> Result<()> {
     world.create_conversation("c1").await?;
     let pool = shared::pool::connect(&world.database_settings(), "sleeper", 2).await?;
     let mut sleeper = Sleeper::new(pool, "sleeper".into(), Duration::from_secs(60));
-    ensure!(sleeper.after_pass(false).await == Rest::Sleep);
+    ensure!(sleeper.after_pass(Look::Nothing).await == Rest::Sleep);
     sleeper.declare().await?;
     world.submit("c1", "wake up").await?;
     ensure!(heard(&world, &mut listener).await? == 1);
-    ensure!(sleeper.after_pass(true).await == Rest::None, "work is followed by a look for more");
+    ensure!(sleeper.after_pass(Look::Full).await == Rest::None, "work is followed by a look for more");
     world.submit("c1", "awake").await?;
     ensure!(heard(&world, &mut listener).await? == 0, "an awake system sends nothing");
     sleeper.declare().await?;
