@@ -1,5 +1,6 @@
 //! The specifications: each test is a promise of the system, kept or broken on real servers and processes.
 
+mod actions;
 mod agents;
 mod commands;
 mod deletion;

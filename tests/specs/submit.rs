@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection, PgPool, postgres::PgDatabaseError};
 use tests::World;
 
 /// The answer of `submit_message`: its verdict, or the error's code, text and field.
-async fn submit(connection: &mut PgConnection, message: &str, conversation: &str, content: &str) -> String {
+pub(crate) async fn submit(connection: &mut PgConnection, message: &str, conversation: &str, content: &str) -> String {
     let verdict = sqlx::query_scalar("select submit_message($1, $2, $3)")
         .bind(message)
         .bind(conversation)
@@ -34,7 +34,7 @@ fn refusal(error: &sqlx::Error) -> String {
 }
 
 /// Every version of every row that a submit could write: equal before and after when nothing was written.
-async fn written(pool: &PgPool) -> Result<Vec<String>> {
+pub(crate) async fn written(pool: &PgPool) -> Result<Vec<String>> {
     let versions = sqlx::query_scalar(
         "select format('conversation %s %s %s', id, ctid, xmin) from conversations
          union all select format('message %s %s %s', id, ctid, xmin) from messages
@@ -47,12 +47,12 @@ async fn written(pool: &PgPool) -> Result<Vec<String>> {
 }
 
 /// A session of an application.
-async fn session(world: &World) -> Result<PgConnection> {
+pub(crate) async fn session(world: &World) -> Result<PgConnection> {
     PgConnection::connect(&world.database_url()).await.context("no session")
 }
 
 /// Waits until `count` statements that contain `text` wait for a lock.
-async fn blocked(world: &World, text: &str, count: i64) -> Result<()> {
+pub(crate) async fn blocked(world: &World, text: &str, count: i64) -> Result<()> {
     world
         .eventually(&format!("{count} of {text} wait for a lock"), async || {
             let waiting = sqlx::query_scalar::<_, i64>(
