@@ -25,6 +25,8 @@ use crate::{
     nats_source, postgres_source, run::Runner,
 };
 
+/// A busy consumer waits this long for half of its slots, so that one begin takes many turns.
+const GATHER: Duration = Duration::from_millis(10);
 /// How long runs may take to settle after they were told to leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -173,7 +175,15 @@ impl<H: TurnHandler> Pipeline<H> {
         let mut slots = first.ok()?;
         // While a suspect runs or waits to run alone, other consumers are the better place for new turns.
         drop(self.stop.run_until_cancelled(self.company.read()).await?);
-        let more = self.slots.available_permits().min(most.saturating_sub(1));
+        let half = (self.settings.concurrency / 2).min(most).saturating_sub(1);
+        if self.slots.available_permits() < half {
+            let half = u32::try_from(half).unwrap_or(u32::MAX);
+            let gathered = tokio::time::timeout(GATHER, self.slots.clone().acquire_many_owned(half)).await;
+            if let Ok(Ok(gathered)) = gathered {
+                slots.merge(gathered);
+            }
+        }
+        let more = self.slots.available_permits().min(most.saturating_sub(slots.num_permits()));
         let more = u32::try_from(more).unwrap_or(u32::MAX);
         if let Ok(rest) = self.slots.clone().try_acquire_many_owned(more) {
             slots.merge(rest);
