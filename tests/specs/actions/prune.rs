@@ -127,8 +127,9 @@ async fn a_turn_is_pruned_or_retried_and_never_half_of_each() -> Result<()> {
         });
         barrier.wait().await;
         prune(&world, Duration::ZERO, 2).await?;
+        let answer = user.await??;
         let left = rows(&world, &conversation).await?;
-        match user.await?? {
+        match answer {
             Retried::Retried => {
                 ensure!(left == ["pending free 2 0"; 4], "{left:?}");
                 settle(&world.pool, &claim_one(&world, Some("spec")).await?, false).await?;
