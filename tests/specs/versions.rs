@@ -88,6 +88,8 @@ async fn a_turn_lives_its_whole_life_on_the_oldest_and_the_newest_servers() -> R
     let version = async |servers: Servers| {
         let world = World::on(servers).await?;
         let major = world.count("select current_setting('server_version_num')::bigint / 10000").await?;
+        // The client connects in the background.
+        world.jetstream().query_account().await?;
         anyhow::Ok((major, world.nats.server_info().version))
     };
     let (newer, older) = (version(one).await?, version(other).await?);

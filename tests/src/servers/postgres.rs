@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
 use super::{
-    daemon::{Daemon, Service, log_in, tail},
+    daemon::{Daemon, Service, log_in},
     port::Port,
 };
 use crate::programs;
@@ -105,6 +105,11 @@ impl Postgres {
     }
 }
 
+fn written_since(log: &Path, length: usize) -> String {
+    let bytes = std::fs::read(log).unwrap_or_default();
+    String::from_utf8_lossy(bytes.get(length..).unwrap_or_default()).into_owned()
+}
+
 impl Service for Postgres {
     fn resume(&mut self) -> Result<()> {
         let log = log_in(&self.home);
@@ -117,12 +122,14 @@ impl Service for Postgres {
                 lines.next() == Some(&pid.to_string())
                     && lines.nth(6).is_some_and(|line| line.trim() == "ready")
             };
+            let before = std::fs::read(&log).map_or(0, |log| log.len());
             match Daemon::start("PostgreSQL", self.command(), &log, ready) {
                 Ok(daemon) => {
                     self.daemon = Some(daemon);
                     return Ok(());
                 }
-                Err(_) if tail(&log, 3).contains("shared memory block") => {
+                // Anywhere since then: the former server's processes still write as they end.
+                Err(_) if written_since(&log, before).contains("shared memory block") => {
                     thread::sleep(Duration::from_millis(100));
                 }
                 Err(error) => return Err(error),
