@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use async_nats::jetstream::stream;
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{Connection, PgConnection};
 use tests::{Server, Servers, Spec, World, invariants, programs};
@@ -75,11 +76,27 @@ async fn a_condition_that_stays_false_is_reported_with_the_state_of_the_pipeline
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn there_is_room_for_the_streams_of_many_worlds() -> Result<()> {
+    let world = World::new().await?;
+    for number in 0..200 {
+        let name = format!("ROOM_{number}");
+        let stream = stream::Config {
+            name: name.clone(),
+            subjects: vec![name],
+            max_bytes: 1 << 30,
+            ..Default::default()
+        };
+        world.jetstream().create_stream(stream).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn private_servers_can_be_killed_restarted_and_wiped() -> Result<()> {
     let world = World::on(Servers::private(Spec { pgbouncer: true, ..Spec::default() }).await?).await?;
     let servers = &world.servers;
     world.create_conversation("c1").await?;
-    let stream = async_nats::jetstream::stream::Config { name: "KEPT".into(), ..Default::default() };
+    let stream = stream::Config { name: "KEPT".into(), ..Default::default() };
     world.jetstream().create_stream(stream).await?;
 
     servers.kill(Server::Postgres).await?;

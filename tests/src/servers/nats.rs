@@ -31,8 +31,9 @@ impl Nats {
         let bin = bin.map_or_else(programs::nats_server, |bin| Ok(bin.to_owned()))?;
         std::fs::create_dir_all(home).with_context(|| format!("cannot make {}", home.display()))?;
         let mut nats = Self { bin, home: home.to_owned(), port: Port::claim()?, daemon: None };
+        // Streams reserve their max_bytes, which is more than a disk has when many tests make one each.
         let config = format!(
-            "listen: \"127.0.0.1:{}\"\nmax_payload: 8MB\njetstream {{ store_dir: \"{}\" }}\n{extra}\n",
+            "listen: \"127.0.0.1:{}\"\nmax_payload: 8MB\njetstream {{ store_dir: \"{}\", max_file: 16TB }}\n{extra}\n",
             nats.port(),
             nats.store().display(),
         );
