@@ -292,12 +292,12 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as
         select o.id, o.turn_id from turn join agent_outbox o on o.turn_id = turn.turn_id
         where o.status in ('done', 'error') and o.processed_at < clock_timestamp() - older_than
         for update of o skip locked
-    ), whole as materialized (
-        select turn_id from held group by turn_id
-        having count(*) = (select count(*) from agent_outbox o where o.turn_id = held.turn_id)
+    ), counted as materialized (
+        select id, turn_id, count(*) over (partition by turn_id) as rows from held
     ), gone as (
-        delete from agent_outbox o using whole join held on held.turn_id = whole.turn_id
-        where o.id = held.id
+        delete from agent_outbox o using counted
+        where o.id = counted.id
+          and counted.rows = (select count(*) from agent_outbox whole where whole.turn_id = counted.turn_id)
         returning 1
     )
     select (select max(id) from page), (select count(*) from gone)
