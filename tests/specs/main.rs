@@ -5,6 +5,7 @@ mod agents;
 mod commands;
 mod deletion;
 mod faults;
+mod guarantees;
 mod harness;
 mod http_handler;
 mod load;
