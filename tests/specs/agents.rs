@@ -7,7 +7,10 @@ use tests::World;
 use crate::load::{PATIENCE, Witness, no_attempt_was_lost};
 
 async fn add_agent(world: &World, name: &str) -> Result<()> {
-    sqlx::query("insert into agents (name, debounce) values ($1, '0')").bind(name).execute(&world.pool).await?;
+    sqlx::query("insert into agents (name, debounce) values ($1, '0')")
+        .bind(name)
+        .execute(&world.pool)
+        .await?;
     Ok(())
 }
 

@@ -21,8 +21,7 @@ async fn world() -> Result<World> {
 }
 
 async fn delete(world: &World) -> Result<()> {
-    let deleted =
-        sqlx::query("delete from conversations where id = 'doomed'").execute(&world.pool).await?;
+    let deleted = sqlx::query("delete from conversations where id = 'doomed'").execute(&world.pool).await?;
     ensure!(deleted.rows_affected() == 1);
     Ok(())
 }

@@ -66,7 +66,9 @@ impl Load {
     /// Waits until nothing is left to do, and fails unless every message has its reply and every promise was kept.
     pub(crate) async fn answered(self, world: &World) -> Result<()> {
         let open = "select count(*) from agent_outbox where status in ('pending', 'processing')";
-        world.eventually_within(PATIENCE, "all is answered", async || Ok(world.count(open).await? == 0)).await?;
+        world
+            .eventually_within(PATIENCE, "all is answered", async || Ok(world.count(open).await? == 0))
+            .await?;
         world.settled().await?;
         let done = world.count("select count(*) from agent_outbox where status = 'done'").await?;
         ensure!(done == i64::try_from(self.conversations * self.messages)?, "{done} messages have a reply");
@@ -84,7 +86,9 @@ async fn submit_until_taken(pool: &PgPool, conversation: &str, number: usize) ->
                 .bind(number.to_string());
             match submit.execute(pool).await {
                 Ok(_) => return Ok(()),
-                Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code.starts_with("OB")) => {
+                Err(sqlx::Error::Database(error))
+                    if error.code().is_some_and(|code| code.starts_with("OB")) =>
+                {
                     bail!(error)
                 }
                 // The server is away, and comes back.
@@ -99,7 +103,10 @@ async fn submit_until_taken(pool: &PgPool, conversation: &str, number: usize) ->
 pub(crate) async fn no_attempt_was_lost(world: &World) -> Result<()> {
     let repeated = world.count("select count(*) from agent_outbox where attempts <> 1").await?;
     let unlucky = world.count("select count(*) from agent_runs where outcome <> 'done'").await?;
-    ensure!(repeated == 0 && unlucky == 0, "{repeated} rows took other than one attempt, {unlucky} runs failed");
+    ensure!(
+        repeated == 0 && unlucky == 0,
+        "{repeated} rows took other than one attempt, {unlucky} runs failed"
+    );
     Ok(())
 }
 

@@ -103,7 +103,8 @@ async fn a_consumer_killed_after_its_begin_costs_one_attempt() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_killed_before_its_commit_has_said_nothing() -> Result<()> {
-    let (before, amid) = tokio::try_join!(consumer_killed_at("before_finish"), consumer_killed_at("mid_finish"))?;
+    let (before, amid) =
+        tokio::try_join!(consumer_killed_at("before_finish"), consumer_killed_at("mid_finish"))?;
     ensure!(before == 2 && amid == 2, "attempts: {before} and {amid}");
     Ok(())
 }

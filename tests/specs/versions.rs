@@ -37,7 +37,9 @@ async fn ask(world: &World, content: &str, expected: &str) -> Result<()> {
 }
 
 async fn whole_life(world: &World, source: Source) -> Result<()> {
-    world.policy("debounce = '0', retry_backoff = '10 ms', dispatch_timeout = '500 ms', lease = '1 s'").await?;
+    world
+        .policy("debounce = '0', retry_backoff = '10 ms', dispatch_timeout = '500 ms', lease = '1 s'")
+        .await?;
     world.create_conversation("c1").await?;
     let relay = if source == Source::Nats { Some(world.local_relay().await?) } else { None };
     let consumer = world.local_consumer(world.consumer_settings(source), obedient()).await?;
