@@ -43,6 +43,13 @@ pub(super) struct FailedTurn {
     wanted: bool,
 }
 
+impl FailedTurn {
+    /// Whether it failed for this reason.
+    pub(super) fn is(&self, kind: Kind) -> bool {
+        self.kind.as_deref() == Some(kind.as_str())
+    }
+}
+
 /// The next page of the walk, and whether it was the last one. Moves the place.
 pub(super) async fn newest(
     connection: &mut PgConnection,

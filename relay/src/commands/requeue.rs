@@ -8,6 +8,7 @@ use shared::{
     actions::{self, ActionError, Retried},
     ids::TurnId,
     settings::DatabaseArgs,
+    settle::Kind,
     sqlstate,
 };
 use sqlx::{Connection as _, PgConnection};
@@ -22,7 +23,8 @@ use super::{
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct RequeueArgs {
-    /// Retry every turn that is failed now; with --agent or --kind, every one of those.
+    /// Retry every turn that is failed now; with --agent or --kind, every one of those. What its user cancelled is retried
+    /// with --kind cancelled only.
     #[arg(long, required = true)]
     all: bool,
     #[command(flatten)]
@@ -46,6 +48,8 @@ struct Tally {
     dry_run: bool,
     retried: u64,
     needs_confirmation: u64,
+    /// Left as they are: their users stopped them, and nobody asked for that kind.
+    cancelled: u64,
     /// Somebody else retried or deleted them meanwhile.
     nothing_to_retry: u64,
     /// Somebody held them for too long: another call gets them.
@@ -87,7 +91,9 @@ async fn walk(
         let (page, is_last) = failed_sql::oldest(&mut transaction, &wanted, started, &mut place).await?;
         transaction.commit().await?;
         for turn in page {
-            let slot = if args.dry_run {
+            let slot = if turn.is(Kind::Cancelled) && wanted.kind.is_none() {
+                &mut tally.cancelled
+            } else if args.dry_run {
                 foreseen(args, tally, &turn)
             } else {
                 retry(connection, tally, turn.turn_id, args.confirm_side_effects).await?
@@ -145,7 +151,8 @@ fn print(out: &mut dyn Write, args: &RequeueArgs, tally: &Tally) -> Result<(), C
         return Ok(output::json(out, tally)?);
     }
     let done = if tally.dry_run { "would be retried" } else { "retried" };
-    writeln!(out, "{done} {}, need confirmation {}", tally.retried, tally.needs_confirmation)?;
+    let Tally { retried, needs_confirmation, cancelled, .. } = tally;
+    writeln!(out, "{done} {retried}, need confirmation {needs_confirmation}, left cancelled {cancelled}")?;
     if tally.nothing_to_retry + tally.busy > 0 {
         writeln!(out, "changed meanwhile {}, busy {}", tally.nothing_to_retry, tally.busy)?;
     }

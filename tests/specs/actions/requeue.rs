@@ -7,7 +7,7 @@ use shared::{settings::Source, state::Effect};
 use sqlx::Connection;
 use tests::World;
 
-use super::world;
+use super::{cancel, claim_one, rows, talk, world};
 use crate::submit::{session, written};
 
 /// Fails every first generation; pays before it fails where it is told to pay.
@@ -38,7 +38,7 @@ async fn requeue(world: &World, args: &[&str]) -> Result<(Option<i32>, Value)> {
 }
 
 fn tally(dry_run: bool, retried: u64, needs_confirmation: u64) -> Value {
-    json!({ "dry_run": dry_run, "retried": retried, "needs_confirmation": needs_confirmation,
+    json!({ "dry_run": dry_run, "retried": retried, "needs_confirmation": needs_confirmation, "cancelled": 0,
             "nothing_to_retry": 0, "busy": 0 })
 }
 
@@ -91,5 +91,19 @@ async fn a_turn_that_somebody_holds_is_left_for_the_next_call() -> Result<()> {
     ensure!(code == Some(1) && counted["retried"] == 2 && counted["busy"] == 1, "{counted}");
     holder.rollback().await?;
     ensure!(requeue(&world, &[]).await? == (Some(0), tally(false, 1, 1)));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_its_user_cancelled_stays_cancelled_unless_that_kind_is_asked_for() -> Result<()> {
+    let world = world().await?;
+    talk(&world, "c1", &["hello"]).await?;
+    let claimed = claim_one(&world, None).await?;
+    cancel(&world, claimed.turn_id).await?;
+    let (code, counted) = requeue(&world, &[]).await?;
+    ensure!(code == Some(0) && counted["retried"] == 0 && counted["cancelled"] == 1, "{counted}");
+    ensure!(rows(&world, "c1").await? == ["error 1 1"]);
+    ensure!(requeue(&world, &["--kind", "cancelled"]).await?.1 == tally(false, 1, 0));
+    ensure!(rows(&world, "c1").await? == ["pending free 2 0"]);
     Ok(())
 }
