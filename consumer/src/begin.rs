@@ -205,11 +205,7 @@ pub(crate) async fn load_claimed(
 }
 
 /// Puts the rows of each run together. A run whose messages are all gone has none; its settle will say so.
-fn assemble(
-    loaded: Vec<Loaded>,
-    agent: &AgentName,
-    traces: &HashMap<RunId, Option<String>>,
-) -> Vec<Begun> {
+fn assemble(loaded: Vec<Loaded>, agent: &AgentName, traces: &HashMap<RunId, Option<String>>) -> Vec<Begun> {
     let mut begun: Vec<Begun> = Vec::new();
     let mut by_run: HashMap<RunId, Vec<history::Entry>> = HashMap::new();
     for row in loaded {
@@ -231,7 +227,16 @@ fn assemble(
                 trace_context: traces.get(&run_id).cloned().flatten(),
                 messages: Arc::default(),
             }),
-            Loaded { id: Some(id), seq: Some(seq), role: Some(role), content, in_turn, reply_to_seq, run_id, .. } => {
+            Loaded {
+                id: Some(id),
+                seq: Some(seq),
+                role: Some(role),
+                content,
+                in_turn,
+                reply_to_seq,
+                run_id,
+                ..
+            } => {
                 let content = content.unwrap_or_default();
                 let message = TurnMessage { id, seq, role, content, in_turn };
                 by_run.entry(run_id).or_default().push(history::Entry { message, reply_to_seq });

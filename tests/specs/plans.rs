@@ -135,12 +135,14 @@ async fn by_hand(pool: &PgPool) -> Result<()> {
 fn bounded(statements: &[Explained]) -> Result<()> {
     let mut broken = BTreeMap::new();
     for statement in statements {
-        let is_claim = statement.text.contains("where l.state = 'waiting'") && statement.text.contains(") due");
+        let is_claim =
+            statement.text.contains("where l.state = 'waiting'") && statement.text.contains(") due");
         for scan in &statement.scans {
             // Lanes that the other claimers hold are read, and skipped.
             let most = if is_claim && scan.table == "agent_lanes" { 4.0 * f64::from(BATCH) } else { ROWS };
             if !scan.by_index || scan.rows > most {
-                let read = format!("{} of {} by {} read {} rows", scan.kind, scan.table, scan.index, scan.rows);
+                let read =
+                    format!("{} of {} by {} read {} rows", scan.kind, scan.table, scan.index, scan.rows);
                 broken.insert(statement.text.as_str(), read);
             }
         }

@@ -11,7 +11,12 @@ use sqlx::{Connection, PgConnection, PgPool, postgres::PgDatabaseError};
 use tests::World;
 
 /// The answer of `submit_message`: its verdict, or the error's code, text and field.
-pub(crate) async fn submit(connection: &mut PgConnection, message: &str, conversation: &str, content: &str) -> String {
+pub(crate) async fn submit(
+    connection: &mut PgConnection,
+    message: &str,
+    conversation: &str,
+    content: &str,
+) -> String {
     let verdict = sqlx::query_scalar("select submit_message($1, $2, $3)")
         .bind(message)
         .bind(conversation)

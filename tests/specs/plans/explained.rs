@@ -127,7 +127,10 @@ fn explained(entry: &Value) -> Explained {
     walk(root, &mut scans);
     Explained {
         text: entry["Query Text"].as_str().unwrap_or_default().to_owned(),
-        buffers: ["Shared Hit Blocks", "Shared Read Blocks"].iter().filter_map(|key| root[key].as_u64()).sum(),
+        buffers: ["Shared Hit Blocks", "Shared Read Blocks"]
+            .iter()
+            .filter_map(|key| root[key].as_u64())
+            .sum(),
         scans,
     }
 }

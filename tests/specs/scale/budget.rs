@@ -20,7 +20,10 @@ const CLAIM_BEGIN_LOAD: &[Transaction] = &[
     ("array_agg(id) as ids", &[]),
 ];
 const FINISH: &[Transaction] = &[
-    ("any($1) order by id for no key update skip locked", &["not l.cancel_requested\n            for update skip locked", "answered as ("]),
+    (
+        "any($1) order by id for no key update skip locked",
+        &["not l.cancel_requested\n            for update skip locked", "answered as ("],
+    ),
     // One that waits for its locks, alone.
     ("for no key update", &["for update"]),
 ];
@@ -65,11 +68,13 @@ async fn a_loaded_pipeline_shares_its_statements_among_many_turns() -> Result<()
         .bind(CONVERSATIONS)
         .execute(&world.pool)
         .await?;
-    sqlx::query("select count(submit_message('m' || n, 'c' || 1 + n % $1, 'hello')) from generate_series(1, $2) n")
-        .bind(CONVERSATIONS)
-        .bind(MESSAGES)
-        .execute(&world.pool)
-        .await?;
+    sqlx::query(
+        "select count(submit_message('m' || n, 'c' || 1 + n % $1, 'hello')) from generate_series(1, $2) n",
+    )
+    .bind(CONVERSATIONS)
+    .bind(MESSAGES)
+    .execute(&world.pool)
+    .await?;
     let _relay = world.local_relay().await?;
     let echo = handler_fn(|turn: Turn| async move {
         Ok(Reply::new(turn.messages.iter().map(|m| m.content.as_str()).collect::<String>()))

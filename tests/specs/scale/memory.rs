@@ -57,7 +57,9 @@ async fn a_relays_memory_is_flat_whatever_waits() -> Result<()> {
         most = most.max(resident_kib(&relay)?);
     }
     let (warm_mib, most_mib) = (warm / 1024, most / 1024);
-    measured(&format!("relay, {pending} rows: {warm_mib} MiB after 5,000 lanes, at most {most_mib} MiB until all"))?;
+    measured(&format!(
+        "relay, {pending} rows: {warm_mib} MiB after 5,000 lanes, at most {most_mib} MiB until all"
+    ))?;
     ensure!(most <= warm + GROWTH_KIB, "{warm} KiB grew to {most} KiB");
     relay.shut_down().await?;
     let held = world.jetstream().get_stream(&world.stream).await?.cached_info().state.messages;

@@ -127,7 +127,9 @@ async fn a_retry_starts_without_a_poll() -> Result<()> {
             let again = idle.start().await?;
             ensure!(again.attempt == 2);
             let pause = again.at.saturating_duration_since(failed);
-            measured(&format!("{source:?}: from a failure to the next attempt {pause:?}, backoff {backoff}"))?;
+            measured(&format!(
+                "{source:?}: from a failure to the next attempt {pause:?}, backoff {backoff}"
+            ))?;
             idle.world.settled().await?;
         }
     }

@@ -84,7 +84,9 @@ async fn hot_tables_leave_room_for_updates_and_are_vacuumed_early() -> Result<()
     .await?;
     ensure!(plain.is_empty(), "without storage parameters: {plain:?}");
     ensure!(
-        world.count("select count(*) from pg_class where relname = 'agent_sleepers' and relpersistence = 'u'").await?
+        world
+            .count("select count(*) from pg_class where relname = 'agent_sleepers' and relpersistence = 'u'")
+            .await?
             == 1,
         "who sleeps is not written to the log"
     );

@@ -62,10 +62,9 @@ async fn a_deleted_conversation_leaves_nothing_behind() -> Result<()> {
 async fn a_deletion_takes_the_conversation_then_the_lane_and_then_the_rest() -> Result<()> {
     let world = World::new().await?;
     execute(&world.pool, FURNISHED).await?;
-    for (held, behind) in [
-        (CONVERSATION, [LANE, MESSAGES, OPERATIONS].as_slice()),
-        (LANE, [MESSAGES, OPERATIONS].as_slice()),
-    ] {
+    for (held, behind) in
+        [(CONVERSATION, [LANE, MESSAGES, OPERATIONS].as_slice()), (LANE, [MESSAGES, OPERATIONS].as_slice())]
+    {
         let mut holder = PgConnection::connect(&world.database_url()).await?;
         let mut holding = holder.begin().await?;
         ensure!(sqlx::query(held).fetch_optional(&mut *holding).await?.is_some());

@@ -104,7 +104,9 @@ const TALK: &[Guard] = &[
     ("conversations_last_read_not_negative", &["update conversations set last_read_seq = -1"]),
     (
         "messages_pkey",
-        &["insert into messages (id, conversation_id, seq, role, content) values ('m1', 'c2', 1, 'user', '')"],
+        &[
+            "insert into messages (id, conversation_id, seq, role, content) values ('m1', 'c2', 1, 'user', '')",
+        ],
     ),
     (
         "messages_id_length",
@@ -115,11 +117,15 @@ const TALK: &[Guard] = &[
     ),
     (
         "messages_conversation_id_fkey",
-        &["insert into messages (id, conversation_id, seq, role, content) values ('m2', 'no', 1, 'user', '')"],
+        &[
+            "insert into messages (id, conversation_id, seq, role, content) values ('m2', 'no', 1, 'user', '')",
+        ],
     ),
     (
         "messages_seq_once",
-        &["insert into messages (id, conversation_id, seq, role, content) values ('m2', 'c1', 1, 'user', '')"],
+        &[
+            "insert into messages (id, conversation_id, seq, role, content) values ('m2', 'c1', 1, 'user', '')",
+        ],
     ),
     ("messages_role_known", &["update messages set role = 'system' where id = 'r1'"]),
     ("messages_content_bounded", &["update messages set content = repeat('x', 16777217) where id = 'm1'"]),
@@ -157,7 +163,9 @@ const TALK: &[Guard] = &[
 const WORK: &[Guard] = &[
     (
         "agent_outbox_pkey",
-        &["insert into agent_outbox (id, conversation_id, message_id) select id, 'c1', 'r1' from agent_outbox"],
+        &[
+            "insert into agent_outbox (id, conversation_id, message_id) select id, 'c1', 'r1' from agent_outbox",
+        ],
     ),
     (
         "agent_outbox_conversation_id_fkey",
@@ -277,6 +285,9 @@ async fn every_constraint_refuses_what_it_stands_for() -> Result<()> {
     let tried: BTreeSet<String> = guards.iter().map(|(constraint, _)| (*constraint).into()).collect();
     let all: BTreeSet<String> = offenders(&world.pool, ALL).await?.into_iter().collect();
     let untried: Vec<_> = all.symmetric_difference(&tried).collect();
-    ensure!(untried.is_empty(), "constraints without a statement that they refuse, or the reverse: {untried:?}");
+    ensure!(
+        untried.is_empty(),
+        "constraints without a statement that they refuse, or the reverse: {untried:?}"
+    );
     Ok(())
 }

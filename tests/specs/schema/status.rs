@@ -77,8 +77,11 @@ async fn a_conversation_shows_what_it_is_doing_since_when_and_at_which_attempt()
     let world = World::new().await?;
     for (step, status, since, attempt) in LIFE {
         execute(&world.pool, step).await?;
-        execute(&world.pool, "update conversations set last_seq = (select coalesce(max(seq), 0) from messages)")
-            .await?;
+        execute(
+            &world.pool,
+            "update conversations set last_seq = (select coalesce(max(seq), 0) from messages)",
+        )
+        .await?;
         let question = format!(
             "select status, attempt, coalesce(since = ({since}), false), since <= {NOW}
              from conversation_status"
