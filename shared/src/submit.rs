@@ -60,7 +60,7 @@ pub enum SubmitError {
 
 impl From<sqlx::Error> for SubmitError {
     fn from(error: sqlx::Error) -> Self {
-        let code = error.as_database_error().and_then(|error| error.code().map(|code| code.into_owned()));
+        let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
         match code.as_deref() {
             Some("OB001") => Self::MessageIdConflict,
             Some("OB002") => Self::ConversationNotFound,

@@ -96,7 +96,7 @@ impl Pipeline {
         producer.submit(count).await?;
         world.eventually("a lease was renewed", async || Ok(world.count(RENEWED).await? > 0)).await?;
         self.gate.send_replace(true);
-        let patience = Duration::from_secs(60);
+        let patience = Duration::from_mins(1);
         world
             .eventually_within(patience, "turns are answered", async || {
                 tokio::time::sleep(Duration::from_millis(100)).await;

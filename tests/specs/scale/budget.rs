@@ -82,7 +82,7 @@ async fn a_loaded_pipeline_shares_its_statements_among_many_turns() -> Result<()
     let _consumer = world.local_consumer(world.consumer_settings(Source::Nats), echo).await?;
     let everything = "select count(*) from messages where role = 'assistant'";
     world
-        .eventually_within(Duration::from_secs(120), "everything is answered", async || {
+        .eventually_within(Duration::from_mins(2), "everything is answered", async || {
             tokio::time::sleep(Duration::from_millis(100)).await;
             Ok(world.count(everything).await? == i64::from(MESSAGES))
         })

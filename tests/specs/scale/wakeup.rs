@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::measured;
 
 /// Polls of this are of no help within [`PATIENCE`].
-const POLL: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_mins(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 const ROUNDS: u32 = 20;
 

@@ -29,12 +29,11 @@ const COLUMNS: [Column; 10] = [
 
 /// An update to `state` with every column as it fits, but for those in `other`.
 fn update(state: usize, other: &[(&str, &str)]) -> String {
-    let mut sets = format!("update agent_lanes set state = '{}'", STATES[state]);
-    for (column, fits, _) in COLUMNS {
+    let columns = COLUMNS.map(|(column, fits, _)| {
         let value = other.iter().find(|(name, _)| *name == column).map_or(fits[state], |(_, value)| *value);
-        sets += &format!(", {column} = {value}");
-    }
-    sets
+        format!("{column} = {value}")
+    });
+    format!("update agent_lanes set state = '{}', {}", STATES[state], columns.join(", "))
 }
 
 #[tokio::test(flavor = "multi_thread")]

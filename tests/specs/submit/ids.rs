@@ -119,9 +119,9 @@ async fn ids_of_any_text_are_served_like_any_other() -> Result<()> {
             ensure!(submit(&mut app, id, id, "hello").await == "duplicate", "{id:?}");
         }
         world.settled().await?;
-        let seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let wanted: BTreeSet<_> = ids.iter().map(|id| (id.clone(), vec![id.clone()])).collect();
-        ensure!(*seen == wanted, "not as submitted: {:?}", seen.symmetric_difference(&wanted));
+        ensure!(seen == wanted, "not as submitted: {:?}", seen.symmetric_difference(&wanted));
         let replies = "select count(*) from messages where role = 'assistant'";
         ensure!(world.count(replies).await? == i64::try_from(ids.len())?);
     }

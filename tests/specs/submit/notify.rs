@@ -71,7 +71,7 @@ async fn a_claimer_that_finds_work_takes_its_word_back() -> Result<()> {
     let mut listener = listener(&world).await?;
     world.create_conversation("c1").await?;
     let pool = shared::pool::connect(&world.database_settings(), "sleeper", 2).await?;
-    let mut sleeper = Sleeper::new(pool, "sleeper".into(), Duration::from_secs(60));
+    let mut sleeper = Sleeper::new(pool, "sleeper".into(), Duration::from_mins(1));
     ensure!(sleeper.after_pass(Look::Nothing).await == Rest::Sleep);
     sleeper.declare().await?;
     world.submit("c1", "wake up").await?;
@@ -92,7 +92,7 @@ async fn a_commit_after_the_word_ends_the_sleep() -> Result<()> {
     world.policy("debounce = '0'").await?;
     world.create_conversation("c1").await?;
     let pool = shared::pool::connect(&world.database_settings(), "sleeper", 2).await?;
-    let mut sleeper = Sleeper::new(pool, "sleeper".into(), Duration::from_secs(60));
+    let mut sleeper = Sleeper::new(pool, "sleeper".into(), Duration::from_mins(1));
     sleeper.declare().await?;
     let sleeping = tokio::spawn(async move { sleeper.wait().await });
     world.submit("c1", "wake up").await?;
