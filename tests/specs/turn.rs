@@ -182,7 +182,7 @@ async fn a_turn_that_fails_every_time_ends_in_a_visible_error_at_the_cap() -> Re
             }
         }
     });
-    world.policy("turn_timeout = '200 ms'").await?;
+    world.policy("turn_timeout = '2 s'").await?;
     let _relay = world.local_relay().await?;
     let _consumer = world.local_consumer(world.consumer_settings(Source::Nats), handler).await?;
     world.create_conversation("c1").await?;
