@@ -21,8 +21,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    begin::Begun, finisher::Finisher, handler::TurnHandler, heartbeat::Heartbeat, leases::Leases,
-    nats_source, postgres_source, run::Runner,
+    begin::Begun,
+    finisher::Finisher,
+    handler::TurnHandler,
+    heartbeat::{self, Heartbeat},
+    leases::{Leases, Term},
+    nats_source, postgres_source,
+    run::Runner,
 };
 
 /// A busy consumer waits this long for half of its slots, so that one begin takes many turns.
@@ -191,13 +196,19 @@ impl<H: TurnHandler> Pipeline<H> {
         Some(slots)
     }
 
-    /// Starts begun runs, one slot each. `since`: before their leases were taken.
-    pub(crate) fn start(&self, begun: Vec<Begun>, slots: &mut OwnedSemaphorePermit, since: Instant) {
+    /// The term of leases that are taken from now on.
+    pub(crate) fn term(&self) -> Term {
+        let lease = heartbeat::lease_of(&self.policies.borrow(), &self.settings.agent);
+        Term { since: Instant::now(), lease }
+    }
+
+    /// Starts begun runs, one slot each. `term`: that of their leases.
+    pub(crate) fn start(&self, begun: Vec<Begun>, slots: &mut OwnedSemaphorePermit, term: Term) {
         let timeout = self.policies.borrow().get(&self.settings.agent).map(|policy| policy.turn_timeout);
         let timeout = timeout.unwrap_or(Duration::from_secs(600));
         for begun in begun {
             let slot = slots.split(1);
-            let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, since);
+            let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, term);
             let (runner, company) = (self.runner.clone(), self.company.clone());
             let left_behind = self.left_behind.clone();
             let run = async move {

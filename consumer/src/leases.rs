@@ -33,6 +33,14 @@ struct Entry {
     stop: Stop,
 }
 
+/// From when a lease lasts, and how long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Term {
+    /// Before it was taken, on this process's monotonic clock.
+    pub(crate) since: Instant,
+    pub(crate) lease: Duration,
+}
+
 /// Stops one run, once, for one reason.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stop {
@@ -81,10 +89,14 @@ pub(crate) struct Beat {
 }
 
 impl Leases {
-    /// Holds a lease that was taken at `since` or later, on this process's monotonic clock.
-    pub(crate) fn hold(&self, conversation_id: ConversationId, run_id: RunId, since: Instant) -> Lease {
+    /// Holds a lease that was taken within `term`. Where that is over already, since the process stood still after its
+    /// begin, the lane may be anybody's: the run is stopped before it starts.
+    pub(crate) fn hold(&self, conversation_id: ConversationId, run_id: RunId, term: Term) -> Lease {
         let stop = Stop::default();
-        let entry = Entry { conversation_id, renewed_at: since, stop: stop.clone() };
+        if term.since.elapsed() >= term.lease {
+            stop.fire(Stopped::LeaseLost);
+        }
+        let entry = Entry { conversation_id, renewed_at: term.since, stop: stop.clone() };
         self.lock().insert(run_id, entry);
         Lease { leases: self.clone(), run_id, stop }
     }
@@ -143,6 +155,10 @@ impl Leases {
 mod tests {
     use super::*;
 
+    fn term() -> Term {
+        Term { since: Instant::now(), lease: Duration::from_secs(15) }
+    }
+
     fn conversation() -> ConversationId {
         ConversationId::new("c").unwrap()
     }
@@ -152,7 +168,8 @@ mod tests {
         let leases = Leases::default();
         let now = Instant::now();
         let (a, b) = (RunId::fresh(), RunId::fresh());
-        let (lost, skipped) = (leases.hold(conversation(), a, now), leases.hold(conversation(), b, now));
+        let (lost, skipped) =
+            (leases.hold(conversation(), a, term()), leases.hold(conversation(), b, term()));
         let beats = [Beat { run_id: b, renewed: false, cancel_requested: false }];
         assert_eq!(leases.beat(&[a, b], now, &beats), 1);
         assert_eq!(lost.stop.reason(), Some(Stopped::LeaseLost));
@@ -162,7 +179,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_run_that_could_not_be_renewed_within_its_lease_is_stopped() {
         let leases = Leases::default();
-        let lease = leases.hold(conversation(), RunId::fresh(), Instant::now());
+        let lease = leases.hold(conversation(), RunId::fresh(), term());
         tokio::time::advance(Duration::from_secs(14)).await;
         assert_eq!(leases.expire(Duration::from_secs(15)), 0);
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -170,10 +187,18 @@ mod tests {
         assert_eq!(lease.stop.reason(), Some(Stopped::LeaseLost));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_run_whose_lease_is_over_when_it_should_start_is_stopped() {
+        let leases = Leases::default();
+        let term = term();
+        tokio::time::advance(term.lease).await;
+        assert_eq!(leases.hold(conversation(), RunId::fresh(), term).stop.reason(), Some(Stopped::LeaseLost));
+    }
+
     #[tokio::test]
     async fn an_ended_run_is_not_renewed_any_more() {
         let leases = Leases::default();
-        drop(leases.hold(conversation(), RunId::fresh(), Instant::now()));
+        drop(leases.hold(conversation(), RunId::fresh(), term()));
         assert!(leases.held().1.is_empty());
     }
 
@@ -181,7 +206,7 @@ mod tests {
     async fn the_first_reason_stands() {
         let leases = Leases::default();
         let run = RunId::fresh();
-        let lease = leases.hold(conversation(), run, Instant::now());
+        let lease = leases.hold(conversation(), run, term());
         leases.beat(&[run], Instant::now(), &[Beat { run_id: run, renewed: true, cancel_requested: true }]);
         leases.leave();
         assert_eq!(lease.stop.reason(), Some(Stopped::Cancelled));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shared::{backoff::Delays, broker::Broker, failpoint, policy, sqlstate};
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     begin::{self, Candidate},
@@ -50,7 +50,7 @@ async fn begin<H: TurnHandler>(
         })
         .collect();
     let settings = &pipeline.settings;
-    let since = Instant::now();
+    let term = pipeline.term();
     let begun = begin::begin_queued(
         &pipeline.pool,
         &settings.agent,
@@ -71,7 +71,7 @@ async fn begin<H: TurnHandler>(
     pipeline.readiness.set_ready("postgres");
     let _ = failpoint::reach("after_begin").await;
     let runs: Vec<_> = begun.iter().map(|run| run.run_id).collect();
-    pipeline.start(begun, slots, since);
+    pipeline.start(begun, slots, term);
     for delivery in deliveries {
         let evidence = if runs.contains(&delivery.trigger.run_id) { Evidence::Begun } else { Evidence::Over };
         if evidence == Evidence::Over {

@@ -12,7 +12,7 @@ use shared::{
     wake::{Look, Rest, Sleeper},
 };
 use sqlx::PgPool;
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     begin::{self, Candidate, Leased},
@@ -99,7 +99,7 @@ async fn claim<H: TurnHandler>(
     if paused || batch == 0 {
         return Ok(0);
     }
-    let since = Instant::now();
+    let term = pipeline.term();
     let request =
         Claim { batch, agents: Some(std::slice::from_ref(&settings.agent)), worker: Some(&settings.name) };
     let Claims { turns, empty, suspects, .. } = claim::claim(&pipeline.pool, request).await?;
@@ -122,7 +122,7 @@ async fn claim<H: TurnHandler>(
     let leased: Vec<Leased> = leased.collect();
     let begun =
         begin::load_claimed(&pipeline.pool, &settings.agent, settings.history_limit, leased, &traces).await?;
-    pipeline.start(begun, slots, since);
+    pipeline.start(begun, slots, term);
     Ok(due)
 }
 
@@ -145,7 +145,7 @@ async fn take_queued<H: TurnHandler>(
             trace_context: queued.trace_context,
         })
         .collect();
-    let since = Instant::now();
+    let term = pipeline.term();
     let begun = begin::begin_queued(
         &pipeline.pool,
         &settings.agent,
@@ -155,7 +155,7 @@ async fn take_queued<H: TurnHandler>(
     )
     .await?;
     let taken = begun.len();
-    pipeline.start(begun, slots, since);
+    pipeline.start(begun, slots, term);
     Ok(taken)
 }
 
