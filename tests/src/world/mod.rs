@@ -27,7 +27,7 @@ pub use state::{Lane, Outcome};
 use crate::{Servers, invariants, servers::tail};
 
 /// How long [`World::eventually`] waits.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(10);
 /// Lines of each process's log that a failed test shows.
 const SHOWN: usize = 40;
