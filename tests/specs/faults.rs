@@ -212,7 +212,7 @@ async fn a_lost_trigger_is_sent_again_with_the_same_run() -> Result<()> {
         let stream = world.jetstream().get_stream(&world.stream).await?;
         Ok(stream.purge().await?.purged == 1)
     };
-    world.eventually_within(Duration::from_secs(60), "its trigger is purged", purged).await?;
+    world.eventually_within(Duration::from_mins(1), "its trigger is purged", purged).await?;
     let again = async || Ok(world.lane("c1").await?.dispatches == 2);
     world.eventually("it was sent again", again).await?;
     let _consumer = world.consumer().start()?;

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 /// For everything that waits on servers which come back, on a machine that builds at the same time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Contents of the messages that are to be answered.
 pub(crate) fn said(turn: &Turn) -> Vec<String> {

@@ -69,14 +69,14 @@ async fn a_run_that_is_stopped_while_it_waits_to_run_alone_never_starts() -> Res
     for conversation in ["long", "other"] {
         world.create_conversation(conversation).await?;
     }
-    let (began, mut begun) = mpsc::unbounded_channel();
+    let (events, mut begun) = mpsc::unbounded_channel();
     let go = Arc::new(Semaphore::new(0));
     let handler = handler_fn({
         let go = go.clone();
         move |turn: Turn| {
-            let (began, go) = (began.clone(), go.clone());
+            let (events, go) = (events.clone(), go.clone());
             async move {
-                let _ = began.send(turn.conversation_id.to_string());
+                let _ = events.send(turn.conversation_id.to_string());
                 if turn.conversation_id.as_str() == "long" {
                     let _permit = go.acquire().await;
                 }
