@@ -168,7 +168,7 @@ impl<H: TurnHandler> Pipeline<H> {
     async fn serve(&self, broker: Option<&Broker>) -> Result<(), ConsumerError> {
         match (self.settings.source, broker) {
             (Source::Postgres, _) => postgres_source::serve(self).await,
-            (Source::Nats, Some(broker)) => nats_source::serve(self, broker.clone()).await,
+            (Source::Nats, Some(broker)) => Box::pin(nats_source::serve(self, broker.clone())).await,
             (Source::Nats, None) => return Err(ConsumerError::NoBroker),
         }
         Ok(())
@@ -205,7 +205,7 @@ impl<H: TurnHandler> Pipeline<H> {
     /// Starts begun runs, one slot each. `term`: that of their leases.
     pub(crate) fn start(&self, begun: Vec<Begun>, slots: &mut OwnedSemaphorePermit, term: Term) {
         let timeout = self.policies.borrow().get(&self.settings.agent).map(|policy| policy.turn_timeout);
-        let timeout = timeout.unwrap_or(Duration::from_secs(600));
+        let timeout = timeout.unwrap_or(Duration::from_mins(10));
         for begun in begun {
             let slot = slots.split(1);
             let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, term);

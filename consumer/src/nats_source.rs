@@ -19,8 +19,8 @@ const BATCH: usize = 256;
 pub(crate) async fn serve<H: TurnHandler>(pipeline: &Pipeline<H>, broker: Broker) {
     let mut puller = Puller::new(broker, pipeline.settings.agent.clone(), pipeline.readiness.clone());
     while let Some(mut slots) = pipeline.free_slots(BATCH).await {
-        let pulled = pipeline.stop.run_until_cancelled(puller.next(slots.num_permits())).await;
-        match pulled {
+        let delivered = pipeline.stop.run_until_cancelled(puller.next(slots.num_permits())).await;
+        match delivered {
             None => return,
             Some(Ok(deliveries)) => {
                 let _ = failpoint::reach("after_receive").await;

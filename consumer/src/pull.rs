@@ -187,6 +187,8 @@ impl Puller {
                 self.request = None;
                 self.healthy = false;
                 topology::ensure(&self.broker, std::slice::from_ref(&self.agent)).await?;
+                // During an election of leaders it is there and does not answer: not in a hot loop.
+                tokio::time::sleep(self.faults.next()).await;
             }
             Sent::Refused(reason) if deliveries.is_empty() => return Err(BrokerError::JetStream(reason)),
             Sent::Refused(_) => self.request = None,

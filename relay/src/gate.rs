@@ -49,7 +49,7 @@ impl Gate {
             tracing::error!(%error, pause_ms = pause.as_millis(), "the broker takes no triggers; claiming is paused");
         }
         drop(state);
-        self.readiness.set_not_ready(CHECK, &error.to_string());
+        self.readiness.set_not_ready(CHECK, error);
     }
 
     /// A publish succeeded.
@@ -85,7 +85,7 @@ impl Gate {
                 state.closed_until = Some(Instant::now() + pause);
                 drop(state);
                 tracing::warn!(%error, pause_ms = pause.as_millis(), "the broker is not back yet");
-                self.readiness.set_not_ready(CHECK, &error.to_string());
+                self.readiness.set_not_ready(CHECK, error);
                 Some(pause)
             }
         }

@@ -2,12 +2,12 @@
 //! what it acknowledged.
 
 use futures_util::{StreamExt, stream};
-use shared::{claim::Claimed, failpoint, sqlstate};
+use shared::{broker::BrokerError, claim::Claimed, failpoint};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     publish::Publisher,
-    queued::{self, Next, Walk},
+    queued::{self, Trigger, Walk},
 };
 
 /// Lanes looked at in one pass, so that claiming is never far away.
@@ -19,7 +19,7 @@ const QUESTIONS: usize = 64;
 pub(crate) async fn ask_for_overdue(publisher: &Publisher) -> Result<usize, sqlx::Error> {
     let overdue = queued::overdue(&publisher.pool, PAGE).await?;
     let due = overdue.len();
-    ask_for(publisher, overdue).await;
+    ask_for(publisher, overdue).await?;
     Ok(due)
 }
 
@@ -37,43 +37,44 @@ pub(crate) async fn ask_for_all(
             return Ok(asked);
         }
         asked += page.len();
-        if !ask_for(publisher, page).await || stop.is_cancelled() {
+        if !ask_for(publisher, page).await? || stop.is_cancelled() {
             return Ok(asked);
         }
     }
 }
 
-/// Returns false once the broker does not answer: the rest is asked for when it does.
-async fn ask_for(publisher: &Publisher, queued: Vec<Claimed>) -> bool {
-    stream::iter(queued)
-        .map(|lane| ask_for_one(publisher, lane))
-        .buffer_unordered(QUESTIONS)
-        .all(std::future::ready)
-        .await
+/// Asks for a page of triggers and moves their lanes on together. Returns false once the broker does not answer: the rest is
+/// asked for when it does.
+async fn ask_for(publisher: &Publisher, queued: Vec<Claimed>) -> Result<bool, sqlx::Error> {
+    let mut answers = stream::iter(queued).map(|run| ask(publisher, run)).buffer_unordered(QUESTIONS);
+    let mut asked = Vec::new();
+    let mut answering = true;
+    while let Some(answer) = answers.next().await {
+        match answer {
+            Ok(answer) => asked.push(answer),
+            Err(error) => {
+                publisher.gate.close(&error);
+                answering = false;
+                break;
+            }
+        }
+    }
+    drop(answers);
+    if asked.is_empty() || failpoint::reach("mid_reconcile").await.is_err() {
+        return Ok(answering);
+    }
+    let moved = queued::extend(&publisher.pool, asked).await?;
+    let lost = moved.into_iter().filter(|(_, trigger)| *trigger == Trigger::Lost).map(|(run, _)| run);
+    let lost: Vec<Claimed> = lost.collect();
+    for run in &lost {
+        tracing::info!(run_id = %run.run_id, dispatches = run.dispatches, "the broker lost a trigger; sending it again");
+    }
+    publisher.publish_again(lost).await;
+    Ok(answering)
 }
 
-async fn ask_for_one(publisher: &Publisher, lane: Claimed) -> bool {
-    let subject = publisher.broker.subjects().of(&lane.agent, &lane.conversation_id);
-    let next = match publisher.broker.holds(&subject, lane.run_id).await {
-        Ok(true) => Next::Same,
-        Ok(false) => Next::Another,
-        Err(error) => {
-            publisher.gate.close(&error);
-            return false;
-        }
-    };
-    if failpoint::reach("mid_reconcile").await.is_err() {
-        return true;
-    }
-    match queued::extend(&publisher.pool, &lane, next).await {
-        Ok(Some(dispatches)) if next == Next::Another => {
-            tracing::info!(run_id = %lane.run_id, dispatches, "the broker lost a trigger; sending it again");
-            publisher.publish_again(Claimed { dispatches, ..lane }).await;
-        }
-        Ok(_) => {}
-        Err(error) => {
-            tracing::warn!(run_id = %lane.run_id, error = sqlstate::safe_text(&error), "a queued lane was not moved on");
-        }
-    }
-    true
+async fn ask(publisher: &Publisher, run: Claimed) -> Result<(Claimed, Trigger), BrokerError> {
+    let subject = publisher.broker.subjects().of(&run.agent, &run.conversation_id);
+    let held = publisher.broker.holds(&subject, run.run_id).await?;
+    Ok((run, if held { Trigger::Held } else { Trigger::Lost }))
 }

@@ -72,7 +72,8 @@ pub async fn run(
         tracing::warn!(%difference, "the broker's configuration differs");
     }
     let (policies, watched) = watch::channel(known);
-    let refreshing = tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), shutdown.stop.clone()));
+    let refreshing =
+        tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), shutdown.stop.clone()));
     let gate = Arc::new(Gate::new(readiness.clone()));
     let sleeper = Sleeper::new(pool.clone(), settings.name.clone(), settings.poll_interval);
     let mut relay = Relay {
@@ -234,10 +235,11 @@ impl Relay {
     fn make_durables_of_new_agents(&mut self) {
         if self.policies.has_changed().unwrap_or(false) {
             let agents = names(&self.policies.borrow_and_update());
-            let broker = self.publisher.broker.clone();
+            let Publisher { broker, gate, .. } = self.publisher.clone();
             self.publishing.spawn(async move {
                 if let Err(error) = topology::ensure(&broker, &agents).await {
-                    tracing::warn!(%error, "the durables of the agents could not be made");
+                    // The gate opens again when every agent has its durable.
+                    gate.close(&error);
                 }
             });
         }

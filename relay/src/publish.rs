@@ -45,9 +45,9 @@ impl Publisher {
         }
     }
 
-    /// Sends one trigger again for a run that is queued already.
-    pub(crate) async fn publish_again(&self, claimed: Claimed) {
-        let unpublished = self.send_all(vec![claimed]).await;
+    /// Sends triggers again for runs that are queued already.
+    pub(crate) async fn publish_again(&self, queued: Vec<Claimed>) {
+        let unpublished = self.send_all(queued).await;
         if !unpublished.is_empty() {
             self.give_back(&unpublished).await;
         }

@@ -1,5 +1,7 @@
 //! The relay's queries about queued runs: their triggers are with the broker, or should be.
 
+use std::collections::HashMap;
+
 use shared::{
     claim::Claimed,
     ids::{AgentName, ConversationId, RunId, TurnId},
@@ -99,40 +101,65 @@ impl Walk {
     }
 }
 
-/// Which dispatch a queued lane is given next.
+/// What the broker said of a queued run's trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// The broker holds the trigger: ask again later.
-    Same,
-    /// The broker lost it: the same run goes out again.
-    Another,
+pub(crate) enum Trigger {
+    /// It waits for a consumer: ask again later.
+    Held,
+    /// The broker lost it: the same run goes out again, as another dispatch.
+    Lost,
 }
 
-/// Moves a queued lane's time on, before anything is published. `None`: the lane was begun, released or re-dispatched
-/// meanwhile; leave it alone.
-pub(crate) async fn extend(pool: &PgPool, queued: &Claimed, next: Next) -> Result<Option<i32>, sqlx::Error> {
+/// Moves the time of queued lanes on, before anything is published, and counts the dispatch of those whose trigger is
+/// lost. Returns the lanes moved, with their dispatches: one that was begun, released or moved by another relay meanwhile is
+/// left alone, and one that somebody holds is asked for again.
+pub(crate) async fn extend(
+    pool: &PgPool,
+    asked: Vec<(Claimed, Trigger)>,
+) -> Result<Vec<(Claimed, Trigger)>, sqlx::Error> {
+    let conversations: Vec<&str> = asked.iter().map(|(run, _)| run.conversation_id.as_str()).collect();
+    let runs: Vec<RunId> = asked.iter().map(|(run, _)| run.run_id).collect();
+    let dispatches: Vec<i32> = asked.iter().map(|(run, _)| run.dispatches).collect();
+    let more: Vec<i32> = asked.iter().map(|(_, trigger)| i32::from(*trigger == Trigger::Lost)).collect();
     let mut transaction = pool.begin().await?;
-    let dispatches = sqlx::query_scalar!(
+    let moved = sqlx::query!(
         r#"
+        with lane as (
+            select l.conversation_id, l.run_id, t.more
+            from (
+                select * from unnest($1::text[], $2::uuid[], $3::int[], $4::int[])
+                    as t (conversation_id, run_id, dispatches, more)
+                order by conversation_id
+            ) t
+            cross join lateral (
+                select l.conversation_id, l.run_id from agent_lanes l
+                where l.conversation_id = t.conversation_id and l.run_id = t.run_id and l.state = 'queued'
+                  -- of several relays that ask, one re-dispatches
+                  and l.dispatches = t.dispatches
+                for update skip locked
+            ) l
+        )
         update agent_lanes l
-        set wake_at = clock_timestamp() + a.dispatch_timeout,
-            dispatches = l.dispatches + $4
-        from agents a
-        where l.conversation_id = $1
-          and l.run_id = $2
+        set wake_at = clock_timestamp() + a.dispatch_timeout, dispatches = l.dispatches + lane.more
+        from lane, agents a
+        where l.conversation_id = lane.conversation_id
+          and l.run_id = lane.run_id
           and l.state = 'queued'
-          -- of several relays that ask, one re-dispatches
-          and l.dispatches = $3
           and a.name = l.agent
-        returning l.dispatches
+        returning l.run_id as "run_id!: RunId", l.dispatches
         "#,
-        queued.conversation_id.as_str(),
-        queued.run_id as RunId,
-        queued.dispatches,
-        i32::from(next == Next::Another),
+        &conversations as &[&str],
+        &runs as &[RunId],
+        &dispatches,
+        &more,
     )
-    .fetch_optional(&mut *transaction)
+    .fetch_all(&mut *transaction)
     .await?;
     transaction.commit().await?;
-    Ok(dispatches)
+    let moved: HashMap<RunId, i32> = moved.into_iter().map(|lane| (lane.run_id, lane.dispatches)).collect();
+    let moved = asked.into_iter().filter_map(|(run, trigger)| {
+        let dispatches = *moved.get(&run.run_id)?;
+        Some((Claimed { dispatches, ..run }, trigger))
+    });
+    Ok(moved.collect())
 }

@@ -52,15 +52,15 @@ pub enum BrokerError {
     #[error("not connected to NATS")]
     Disconnected,
     /// No answer in time: unknown, not refused.
-    #[error("NATS did not answer within {} s{}", ANSWER_TIMEOUT.as_secs(), after(.0))]
+    #[error("NATS did not answer within {} s{}", ANSWER_TIMEOUT.as_secs(), after(.0.as_deref()))]
     Silent(Option<String>),
     /// JetStream refused.
     #[error("JetStream: {0}")]
     JetStream(String),
 }
 
-fn after(reason: &Option<String>) -> String {
-    reason.as_ref().map_or_else(String::new, |reason| format!("; the server said: {reason}"))
+fn after(reason: Option<&str>) -> String {
+    reason.map_or_else(String::new, |reason| format!("; the server said: {reason}"))
 }
 
 /// The state of the connection, as its events tell it.

@@ -91,6 +91,6 @@ mod tests {
         let day = PgInterval { months: 0, days: 1, microseconds: 1 };
         assert_eq!(duration(&day), Duration::from_micros(86_400_000_001));
         let month = PgInterval { months: 1, days: 0, microseconds: 0 };
-        assert_eq!(duration(&month), Duration::from_secs(30 * 86_400));
+        assert_eq!(duration(&month), Duration::from_hours(30 * 24));
     }
 }

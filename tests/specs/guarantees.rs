@@ -16,7 +16,8 @@ fn tests_below(directory: &Path, module: &str, found: &mut BTreeSet<String>) -> 
             let mut is_test = false;
             for line in fs::read_to_string(&path)?.lines().map(str::trim) {
                 is_test |= line.starts_with("#[tokio::test") || line.starts_with("#[test]");
-                let name = line.split_once("fn ").and_then(|(_, rest)| rest.split_once('(')).map(|(name, _)| name);
+                let name =
+                    line.split_once("fn ").and_then(|(_, rest)| rest.split_once('(')).map(|(name, _)| name);
                 if let (true, Some(name)) = (is_test, name) {
                     found.insert(format!("{inner}::{name}"));
                     is_test = false;
@@ -35,7 +36,8 @@ fn every_guarantee_names_tests_that_exist() -> Result<()> {
     let page = fs::read_to_string(root.join("../docs/GUARANTEES.md"))?;
     let (promises, _) = page.split_once("## What is not guaranteed").context("the last section")?;
     for item in promises.split("\n- ").skip(1) {
-        let named: Vec<&str> = item.split('`').skip(1).step_by(2).filter(|name| name.contains("::")).collect();
+        let named: Vec<&str> =
+            item.split('`').skip(1).step_by(2).filter(|name| name.contains("::")).collect();
         ensure!(!named.is_empty(), "no test is named for: {item}");
         for name in named {
             ensure!(known.contains(name), "there is no test {name}");

@@ -174,7 +174,7 @@ async fn a_turn_that_fails_every_time_ends_in_a_visible_error_at_the_cap() -> Re
             async move {
                 match calls.fetch_add(1, Ordering::SeqCst) {
                     0 => panic!("a handler that panics"),
-                    1 => tokio::time::sleep(Duration::from_secs(3600)).await,
+                    1 => tokio::time::sleep(Duration::from_hours(1)).await,
                     _ => {}
                 }
                 drop(turn);

@@ -46,8 +46,12 @@ impl Cell {
     /// The runs of the first turn that end on record.
     pub(super) fn runs(&self) -> i64 {
         let lost = match self.place {
-            Place::BeforeClaim | Place::AfterClaim | Place::AfterPublish | Place::AmidLookAfter => false,
-            Place::AfterReceive | Place::AfterFinish => false,
+            Place::BeforeClaim
+            | Place::AfterClaim
+            | Place::AfterPublish
+            | Place::AmidLookAfter
+            | Place::AfterReceive
+            | Place::AfterFinish => false,
             _ => !self.commits_in_spite_of_all(),
         };
         match self.harm {

@@ -118,11 +118,11 @@ async fn a_refused_submit_names_its_reason_and_its_field_and_writes_nothing() ->
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rust_face_refuses_the_same_by_type() -> Result<()> {
+    use SubmitError as E;
     let world = world().await?;
     let before = written(&world.pool).await?;
     let mut app = session(&world).await?;
     let mut refused = async |message: Message| shared::submit::submit(&mut app, &message).await.err();
-    use SubmitError as E;
     ensure!(matches!(refused(message("m1", "c1", "other")?).await, Some(E::MessageIdConflict)));
     ensure!(matches!(refused(message("gone", "c1", "secret")?).await, Some(E::MessageDeleted)));
     ensure!(matches!(refused(message("m2", "no", "hello")?).await, Some(E::ConversationNotFound)));
