@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     begin::Begun,
     finisher::Finisher,
-    handler::TurnHandler,
+    handler::{AnyHandler, TurnHandler},
     heartbeat::{self, Heartbeat},
     leases::{Leases, Term},
     nats_source, postgres_source,
@@ -72,7 +72,7 @@ pub enum ConsumerError {
 }
 
 /// What the sources and the runs share.
-pub(crate) struct Pipeline<H> {
+pub(crate) struct Pipeline {
     pub(crate) pool: PgPool,
     pub(crate) settings: ConsumerSettings,
     pub(crate) readiness: Readiness,
@@ -82,7 +82,7 @@ pub(crate) struct Pipeline<H> {
     /// Shared by runs, taken whole by one that may kill the process: it runs alone, and takes no innocent turn with it.
     company: Arc<RwLock<()>>,
     leases: Leases,
-    runner: Arc<Runner<H>>,
+    runner: Arc<Runner>,
     runs: TaskTracker,
     /// Fires when nobody waits for the runs any more: their leases will expire.
     left_behind: CancellationToken,
@@ -95,6 +95,15 @@ pub async fn run<H: TurnHandler>(
     resources: Resources,
     settings: ConsumerSettings,
     handler: H,
+    shutdown: Shutdown,
+) -> Result<(), ConsumerError> {
+    run_any(resources, settings, Arc::new(handler), shutdown).await
+}
+
+async fn run_any(
+    resources: Resources,
+    settings: ConsumerSettings,
+    handler: Arc<dyn AnyHandler>,
     shutdown: Shutdown,
 ) -> Result<(), ConsumerError> {
     let Resources { pool, database, broker, readiness } = resources;
@@ -111,13 +120,8 @@ pub async fn run<H: TurnHandler>(
     let background = CancellationToken::new();
     let refreshing =
         tokio::spawn(policy::refresh(pool.clone(), policies, readiness.clone(), background.clone()));
-    match recovery::take_back(&pool, &settings.name).await {
-        Ok(0) => {}
-        Ok(runs) => tracing::info!(runs, "took back what a former process left"),
-        Err(error) => tracing::warn!(
-            error = sqlstate::safe_text(&error),
-            "what a former process left waits for its leases"
-        ),
+    if settings.is_named {
+        take_back(&pool, &settings.name).await;
     }
     let leases = Leases::default();
     let heartbeat = Heartbeat {
@@ -131,7 +135,7 @@ pub async fn run<H: TurnHandler>(
     let commits = TaskTracker::new();
     let finisher = Finisher::start(&pool, settings.concurrency, &commits);
     let pipeline = Pipeline {
-        runner: Arc::new(Runner { handler: Arc::new(handler), pool: pool.clone(), finisher }),
+        runner: Arc::new(Runner { handler, pool: pool.clone(), finisher }),
         slots: Arc::new(Semaphore::new(settings.concurrency)),
         company: Arc::default(),
         runs: TaskTracker::new(),
@@ -164,7 +168,22 @@ pub async fn run<H: TurnHandler>(
     served
 }
 
-impl<H: TurnHandler> Pipeline<H> {
+/// Takes back what a former process of this name left. Only under a name that somebody has chosen: a made-up one may be
+/// another's, whose runs would be lost by it.
+async fn take_back(pool: &PgPool, name: &str) {
+    match recovery::take_back(pool, name).await {
+        Ok(0) => {}
+        Ok(runs) => tracing::info!(runs, "took back what a former process left"),
+        Err(error) => {
+            tracing::warn!(
+                error = sqlstate::safe_text(&error),
+                "what a former process left waits for its leases"
+            );
+        }
+    }
+}
+
+impl Pipeline {
     async fn serve(&self, broker: Option<&Broker>) -> Result<(), ConsumerError> {
         match (self.settings.source, broker) {
             (Source::Postgres, _) => postgres_source::serve(self).await,

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use shared::{
     ids::{AgentName, ConversationId, MessageId, RunId, TurnId},
     state::Role,
@@ -23,6 +24,18 @@ pub trait TurnHandler: Send + Sync + 'static {
 impl<H: TurnHandler> TurnHandler for Arc<H> {
     fn handle(&self, turn: Turn) -> impl Future<Output = Result<Reply, HandlerError>> + Send {
         H::handle(self, turn)
+    }
+}
+
+/// A handler behind one type: the pipeline is compiled once, and not for every handler.
+pub(crate) trait AnyHandler: Send + Sync {
+    /// Answers one turn.
+    fn answer(&self, turn: Turn) -> BoxFuture<'_, Result<Reply, HandlerError>>;
+}
+
+impl<H: TurnHandler> AnyHandler for H {
+    fn answer(&self, turn: Turn) -> BoxFuture<'_, Result<Reply, HandlerError>> {
+        Box::pin(self.handle(turn))
     }
 }
 

@@ -8,7 +8,6 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::{
     begin::{self, Candidate},
     consumer::Pipeline,
-    handler::TurnHandler,
     pull::{Delivery, Evidence, Puller},
 };
 
@@ -16,7 +15,7 @@ use crate::{
 const BATCH: usize = 256;
 
 /// Pulls, begins and starts until told to stop.
-pub(crate) async fn serve<H: TurnHandler>(pipeline: &Pipeline<H>, broker: Broker) {
+pub(crate) async fn serve(pipeline: &Pipeline, broker: Broker) {
     let mut puller = Puller::new(broker, pipeline.settings.agent.clone(), pipeline.readiness.clone());
     while let Some(mut slots) = pipeline.free_slots(BATCH).await {
         let delivered = pipeline.stop.run_until_cancelled(puller.next(slots.num_permits())).await;
@@ -35,8 +34,8 @@ pub(crate) async fn serve<H: TurnHandler>(pipeline: &Pipeline<H>, broker: Broker
 
 /// Begins what was delivered, acknowledges it, and starts the runs. What could not be begun comes again after the
 /// durable's `ack_wait`: then this is false.
-async fn begin<H: TurnHandler>(
-    pipeline: &Pipeline<H>,
+async fn begin(
+    pipeline: &Pipeline,
     puller: &Puller,
     deliveries: Vec<Delivery>,
     slots: &mut OwnedSemaphorePermit,
@@ -85,7 +84,7 @@ async fn begin<H: TurnHandler>(
 }
 
 /// Nothing is pulled that could not be begun: another consumer may be better off.
-async fn wait_for_postgres<H: TurnHandler>(pipeline: &Pipeline<H>) {
+async fn wait_for_postgres(pipeline: &Pipeline) {
     let mut delays = Delays::new(Duration::from_millis(50), Duration::from_secs(2));
     while pipeline.stop.run_until_cancelled(tokio::time::sleep(delays.next())).await.is_some() {
         match policy::read(&pipeline.pool).await {

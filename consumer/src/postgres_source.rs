@@ -17,7 +17,6 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::{
     begin::{self, Candidate, Leased},
     consumer::Pipeline,
-    handler::TurnHandler,
 };
 
 /// Turns that one claim takes.
@@ -26,12 +25,12 @@ const BATCH: usize = 100;
 const PAGE: i64 = 64;
 
 /// Claims, starts and recovers until told to stop. A fault of Postgres ends a pass, never the consumer.
-pub(crate) async fn serve<H: TurnHandler>(pipeline: &Pipeline<H>) {
+pub(crate) async fn serve(pipeline: &Pipeline) {
     tokio::join!(claim_and_start(pipeline), recover(pipeline));
 }
 
 /// Looks after leases even while every slot is taken.
-async fn recover<H: TurnHandler>(pipeline: &Pipeline<H>) {
+async fn recover(pipeline: &Pipeline) {
     let interval = pipeline.settings.poll_interval;
     while pipeline.stop.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
         if let Err(error) = recovery::recover_expired(&pipeline.pool).await {
@@ -40,7 +39,7 @@ async fn recover<H: TurnHandler>(pipeline: &Pipeline<H>) {
     }
 }
 
-async fn claim_and_start<H: TurnHandler>(pipeline: &Pipeline<H>) {
+async fn claim_and_start(pipeline: &Pipeline) {
     let settings = &pipeline.settings;
     let mut sleeper = Sleeper::new(pipeline.pool.clone(), settings.name.clone(), settings.poll_interval);
     let mut faults = Delays::new(Duration::from_millis(100), Duration::from_secs(5));
@@ -62,8 +61,8 @@ async fn claim_and_start<H: TurnHandler>(pipeline: &Pipeline<H>) {
     sleeper.rise().await;
 }
 
-async fn pass<H: TurnHandler>(
-    pipeline: &Pipeline<H>,
+async fn pass(
+    pipeline: &Pipeline,
     sleeper: &mut Sleeper,
     slots: &mut OwnedSemaphorePermit,
 ) -> Result<(), sqlx::Error> {
@@ -89,10 +88,7 @@ async fn pass<H: TurnHandler>(
 }
 
 /// Claims due lanes straight into `running`. Returns how many were due.
-async fn claim<H: TurnHandler>(
-    pipeline: &Pipeline<H>,
-    slots: &mut OwnedSemaphorePermit,
-) -> Result<usize, sqlx::Error> {
+async fn claim(pipeline: &Pipeline, slots: &mut OwnedSemaphorePermit) -> Result<usize, sqlx::Error> {
     let settings = &pipeline.settings;
     let paused = pipeline.policies.borrow().get(&settings.agent).is_none_or(|policy| policy.paused);
     let batch = u32::try_from(slots.num_permits()).unwrap_or(u32::MAX);
@@ -127,10 +123,7 @@ async fn claim<H: TurnHandler>(
 }
 
 /// Begins runs that were queued for a broker and that nobody has begun in time: else migrating back would strand them.
-async fn take_queued<H: TurnHandler>(
-    pipeline: &Pipeline<H>,
-    slots: &mut OwnedSemaphorePermit,
-) -> Result<usize, sqlx::Error> {
+async fn take_queued(pipeline: &Pipeline, slots: &mut OwnedSemaphorePermit) -> Result<usize, sqlx::Error> {
     let settings = &pipeline.settings;
     let limit = PAGE.min(i64::try_from(slots.num_permits()).unwrap_or(PAGE));
     let late = overdue(&pipeline.pool, &settings.agent, limit).await?;

@@ -16,7 +16,7 @@ use crate::{
     begin::Begun,
     finish::{Finished, Output},
     finisher::Finisher,
-    handler::{HandlerError, Reply, Turn, TurnHandler},
+    handler::{AnyHandler, HandlerError, Reply, Turn},
     leases::{Lease, Stopped},
     operations::Operations,
 };
@@ -27,9 +27,8 @@ pub(crate) const MAX_REPLY_BYTES: usize = 1024 * 1024;
 const GRACE: Duration = Duration::from_millis(200);
 
 /// What every run of a consumer shares.
-#[derive(Debug)]
-pub(crate) struct Runner<H> {
-    pub(crate) handler: Arc<H>,
+pub(crate) struct Runner {
+    pub(crate) handler: Arc<dyn AnyHandler>,
     pub(crate) pool: PgPool,
     pub(crate) finisher: Finisher,
 }
@@ -41,7 +40,7 @@ enum End {
     Stopped(Stopped),
 }
 
-impl<H: TurnHandler> Runner<H> {
+impl Runner {
     /// Runs one begun turn to its settlement.
     pub(crate) async fn run(&self, begun: Begun, lease: Lease, timeout: Duration) {
         let conversation = begun.conversation_id.clone();
@@ -82,7 +81,7 @@ impl<H: TurnHandler> Runner<H> {
         };
         let handler = self.handler.clone();
         // A task of its own: a panic ends the task, not the consumer.
-        let guarded = async move { AssertUnwindSafe(handler.handle(turn)).catch_unwind().await };
+        let guarded = async move { AssertUnwindSafe(handler.answer(turn)).catch_unwind().await };
         let mut task = AbortOnDrop(tokio::spawn(guarded));
         let ended = tokio::select! {
             // A handler that ends because it was stopped has not failed, and what it says then is no reply.

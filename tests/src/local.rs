@@ -118,6 +118,7 @@ impl World {
         let echo = EchoSettings { delay: Duration::ZERO, failure_rate: 0.0, reply_bytes: None };
         ConsumerSettings {
             name: format!("consumer-{}", number()),
+            is_named: true,
             source,
             agent: AgentName::default(),
             concurrency: 64,

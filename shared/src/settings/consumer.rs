@@ -4,7 +4,7 @@ use crate::ids::AgentName;
 use std::time::Duration;
 
 use super::{
-    Checks, HandlerArgs, HandlerSettings, parse,
+    Checks, HandlerArgs, HandlerSettings, given, parse,
     relay::{drain_timeout, poll_interval, process_name},
 };
 
@@ -42,6 +42,8 @@ pub struct ConsumerArgs {
 pub struct ConsumerSettings {
     /// The consumer's name among all that run: the `worker` of its runs.
     pub name: String,
+    /// The name was given: it stands for this consumer also after a restart, which then takes back what it left.
+    pub is_named: bool,
     /// Where turns come from.
     pub source: Source,
     /// The agent that it serves, a token of 1 to 64 of `[A-Za-z0-9_-]`.
@@ -73,6 +75,7 @@ impl ConsumerArgs {
         let sources = [("nats", Source::Nats), ("postgres", Source::Postgres)];
         ConsumerSettings {
             name: process_name(checks, ("CONSUMER_NAME", self.name.as_ref()), "consumer"),
+            is_named: given(self.name.as_ref()).is_some(),
             source: checks.or("SOURCE", self.source.as_ref(), Source::Nats, parse::choice(&sources)),
             agent: checks.or("AGENT", self.agent.as_ref(), AgentName::default(), parse::agent),
             concurrency: checks.or("CONCURRENCY", self.concurrency.as_ref(), 64, parse::number(1..=10_000)),
