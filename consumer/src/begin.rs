@@ -1,7 +1,10 @@
 //! Begin and load: a delivered trigger becomes a running attempt with its messages, or is found to be over. One statement
 //! does both, for a whole batch.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use shared::{
     ids::{AgentName, ConversationId, MessageId, RunId, TurnId},
@@ -16,6 +19,8 @@ use crate::{handler::TurnMessage, history};
 pub(crate) struct Candidate {
     pub(crate) conversation_id: ConversationId,
     pub(crate) run_id: RunId,
+    pub(crate) turn_id: TurnId,
+    pub(crate) attempt: i32,
     pub(crate) trace_context: Option<String>,
 }
 
@@ -105,6 +110,36 @@ macro_rules! load {
             $($argument),+
         )
     };
+}
+
+/// Which of these runs may kill their process. Each of them runs alone; one that was begun and waits for another would lose
+/// an attempt to that one's crash, so they are begun one at a time.
+pub(crate) async fn suspects(pool: &PgPool, candidates: &[Candidate]) -> Result<HashSet<RunId>, sqlx::Error> {
+    let again: Vec<&Candidate> = candidates.iter().filter(|candidate| candidate.attempt > 1).collect();
+    if again.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let runs: Vec<RunId> = again.iter().map(|candidate| candidate.run_id).collect();
+    let turns: Vec<TurnId> = again.iter().map(|candidate| candidate.turn_id).collect();
+    let before: Vec<i32> = again.iter().map(|candidate| candidate.attempt - 1).collect();
+    let mut transaction = pool.begin().await?;
+    let suspects = sqlx::query_scalar!(
+        r#"
+        select t.run_id as "run_id!: RunId"
+        from unnest($1::uuid[], $2::uuid[], $3::int[]) as t (run_id, turn_id, before)
+        cross join lateral (
+            select 1 from agent_runs r
+            where r.turn_id = t.turn_id and r.attempt = t.before and r.outcome = 'expired'
+        ) lost
+        "#,
+        &runs as &[RunId],
+        &turns as &[TurnId],
+        &before,
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(suspects.into_iter().collect())
 }
 
 /// Begins every candidate whose run is queued for this agent, and loads it. Who is not in the answer is over: begun

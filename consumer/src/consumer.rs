@@ -222,20 +222,24 @@ impl Pipeline {
     }
 
     /// Starts begun runs, one slot each. `term`: that of their leases.
-    pub(crate) fn start(&self, begun: Vec<Begun>, slots: &mut OwnedSemaphorePermit, term: Term) {
+    pub(crate) fn start(&self, mut begun: Vec<Begun>, slots: &mut OwnedSemaphorePermit, term: Term) {
         let timeout = self.policies.borrow().get(&self.settings.agent).map(|policy| policy.turn_timeout);
         let timeout = timeout.unwrap_or(Duration::from_mins(10));
+        // Whoever is beyond suspicion has company at once, so that a suspect waits for all who were begun with it.
+        begun.sort_by_key(|run| run.suspect);
         for begun in begun {
+            let beside = if begun.suspect { None } else { Company::others_now(&self.company) };
             let slot = slots.split(1);
             let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, term);
             let (runner, company) = (self.runner.clone(), self.company.clone());
             let left_behind = self.left_behind.clone();
             let run = async move {
+                lease.stands().await;
                 // Stopped while it waits for its turn to start, a run never starts.
                 let _company = tokio::select! {
                     biased;
                     () = lease.stop.token().cancelled() => None,
-                    company = Company::of(begun.suspect, company) => Some(company),
+                    company = Company::of(begun.suspect, company, beside) => Some(company),
                 };
                 runner.run(begun, lease, timeout).await;
                 drop(slot);
@@ -270,8 +274,15 @@ enum Company {
 }
 
 impl Company {
-    async fn of(suspect: bool, company: Arc<RwLock<()>>) -> Self {
-        if suspect {
+    /// Among others, where nobody runs or waits to run alone.
+    fn others_now(company: &Arc<RwLock<()>>) -> Option<Self> {
+        company.clone().try_read_owned().ok().map(|guard| Self::Others { _guard: guard })
+    }
+
+    async fn of(suspect: bool, company: Arc<RwLock<()>>, already: Option<Self>) -> Self {
+        if let Some(company) = already {
+            company
+        } else if suspect {
             Self::Nobody { _guard: company.write_owned().await }
         } else {
             Self::Others { _guard: company.read_owned().await }

@@ -31,6 +31,7 @@ struct Entry {
     conversation_id: ConversationId,
     renewed_at: Instant,
     stop: Stop,
+    in_doubt: Option<CancellationToken>,
 }
 
 /// From when a lease lasts, and how long.
@@ -71,6 +72,21 @@ pub(crate) struct Lease {
     leases: Leases,
     run_id: RunId,
     pub(crate) stop: Stop,
+    /// Its first term was over before it was held: the begin had to wait, or the process stood still after it. Fires when
+    /// a renewal shows which.
+    in_doubt: Option<CancellationToken>,
+}
+
+impl Lease {
+    /// Waits until the lease is known to stand, or is stopped.
+    pub(crate) async fn stands(&self) {
+        if let Some(renewed) = &self.in_doubt {
+            tokio::select! {
+                () = renewed.cancelled() => {}
+                () = self.stop.token().cancelled() => {}
+            }
+        }
+    }
 }
 
 impl Drop for Lease {
@@ -89,16 +105,14 @@ pub(crate) struct Beat {
 }
 
 impl Leases {
-    /// Holds a lease that was taken within `term`. Where that is over already, since the process stood still after its
-    /// begin, the lane may be anybody's: the run is stopped before it starts.
+    /// Holds a lease that was taken within `term`.
     pub(crate) fn hold(&self, conversation_id: ConversationId, run_id: RunId, term: Term) -> Lease {
         let stop = Stop::default();
-        if term.since.elapsed() >= term.lease {
-            stop.fire(Stopped::LeaseLost);
-        }
-        let entry = Entry { conversation_id, renewed_at: term.since, stop: stop.clone() };
+        let in_doubt = (term.since.elapsed() >= term.lease).then(CancellationToken::new);
+        let entry =
+            Entry { conversation_id, renewed_at: term.since, stop: stop.clone(), in_doubt: in_doubt.clone() };
         self.lock().insert(run_id, entry);
-        Lease { leases: self.clone(), run_id, stop }
+        Lease { leases: self.clone(), run_id, stop, in_doubt }
     }
 
     /// What to renew.
@@ -121,6 +135,9 @@ impl Leases {
                 Some(beat) => {
                     if beat.renewed {
                         entry.renewed_at = since;
+                        if let Some(renewed) = &entry.in_doubt {
+                            renewed.cancel();
+                        }
                     }
                     if beat.cancel_requested {
                         entry.stop.fire(Stopped::Cancelled);
@@ -153,6 +170,8 @@ impl Leases {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn term() -> Term {
@@ -188,11 +207,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_run_whose_lease_is_over_when_it_should_start_is_stopped() {
-        let leases = Leases::default();
-        let term = term();
+    async fn a_run_whose_first_term_is_over_starts_when_its_lease_is_renewed_or_is_stopped() {
+        let (leases, term) = (Leases::default(), term());
         tokio::time::advance(term.lease).await;
-        assert_eq!(leases.hold(conversation(), RunId::fresh(), term).stop.reason(), Some(Stopped::LeaseLost));
+        let runs = [RunId::fresh(), RunId::fresh()];
+        let [kept, lost] = runs.map(|run| leases.hold(conversation(), run, term));
+        assert!(kept.stands().now_or_never().is_none() && lost.stands().now_or_never().is_none());
+        let beats = [Beat { run_id: runs[0], renewed: true, cancel_requested: false }];
+        leases.beat(&runs, Instant::now(), &beats);
+        kept.stands().await;
+        lost.stands().await;
+        assert_eq!((kept.stop.reason(), lost.stop.reason()), (None, Some(Stopped::LeaseLost)));
+        leases.hold(conversation(), RunId::fresh(), Term { since: Instant::now(), ..term }).stands().await;
     }
 
     #[tokio::test]

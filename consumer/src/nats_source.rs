@@ -1,12 +1,12 @@
 //! The source that scales out: triggers that a relay published, over a durable that all consumers of an agent share.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use shared::{backoff::Delays, broker::Broker, failpoint, policy, sqlstate};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
-    begin::{self, Candidate},
+    begin::{self, Begun, Candidate},
     consumer::Pipeline,
     pull::{Delivery, Evidence, Puller},
 };
@@ -40,24 +40,18 @@ async fn begin(
     deliveries: Vec<Delivery>,
     slots: &mut OwnedSemaphorePermit,
 ) -> bool {
-    let candidates: Vec<Candidate> = deliveries
+    let mut candidates: Vec<Candidate> = deliveries
         .iter()
-        .map(|delivery| Candidate {
-            conversation_id: delivery.trigger.conversation_id.clone(),
-            run_id: delivery.trigger.run_id,
-            trace_context: delivery.trace_context.clone(),
+        .map(|Delivery { trigger, trace_context, .. }| Candidate {
+            conversation_id: trigger.conversation_id.clone(),
+            run_id: trigger.run_id,
+            turn_id: trigger.turn_id,
+            attempt: trigger.attempt,
+            trace_context: trace_context.clone(),
         })
         .collect();
-    let settings = &pipeline.settings;
     let term = pipeline.term();
-    let begun = begin::begin_queued(
-        &pipeline.pool,
-        &settings.agent,
-        &settings.name,
-        settings.history_limit,
-        &candidates,
-    )
-    .await;
+    let begun = begin_most(pipeline, &mut candidates).await;
     let begun = match begun {
         Ok(begun) => begun,
         Err(error) => {
@@ -69,9 +63,16 @@ async fn begin(
     };
     pipeline.readiness.set_ready("postgres");
     let _ = failpoint::reach("after_begin").await;
-    let runs: Vec<_> = begun.iter().map(|run| run.run_id).collect();
+    let runs: HashSet<_> = begun.iter().map(|run| run.run_id).collect();
+    let asked: HashSet<_> = candidates.iter().map(|candidate| candidate.run_id).collect();
     pipeline.start(begun, slots, term);
     for delivery in deliveries {
+        if !asked.contains(&delivery.trigger.run_id) {
+            if let Err(error) = puller.give_back(delivery).await {
+                tracing::debug!(%error, "a trigger was not given back; it will come again by itself");
+            }
+            continue;
+        }
         let evidence = if runs.contains(&delivery.trigger.run_id) { Evidence::Begun } else { Evidence::Over };
         if evidence == Evidence::Over {
             tracing::debug!(run_id = %delivery.trigger.run_id, "a trigger whose run is over was dropped");
@@ -81,6 +82,16 @@ async fn begin(
         }
     }
     true
+}
+
+/// Begins the candidates that may run beside each other; what is left of them says which.
+async fn begin_most(pipeline: &Pipeline, candidates: &mut Vec<Candidate>) -> Result<Vec<Begun>, sqlx::Error> {
+    let settings = &pipeline.settings;
+    let suspects = begin::suspects(&pipeline.pool, candidates).await?;
+    let mut taken = false;
+    candidates.retain(|run| !suspects.contains(&run.run_id) || !std::mem::replace(&mut taken, true));
+    begin::begin_queued(&pipeline.pool, &settings.agent, &settings.name, settings.history_limit, candidates)
+        .await
 }
 
 /// Nothing is pulled that could not be begun: another consumer may be better off.

@@ -7,7 +7,7 @@ use shared::{
     backoff::Delays,
     claim::{self, Claim, Claims},
     failpoint,
-    ids::{AgentName, ConversationId, RunId},
+    ids::{AgentName, ConversationId, RunId, TurnId},
     recovery, sqlstate,
     wake::{Look, Rest, Sleeper},
 };
@@ -66,7 +66,10 @@ async fn pass(
     sleeper: &mut Sleeper,
     slots: &mut OwnedSemaphorePermit,
 ) -> Result<(), sqlx::Error> {
-    let found = take_queued(pipeline, slots).await? + claim(pipeline, slots).await?;
+    let taken = take_queued(pipeline, slots).await?;
+    // One suspect after the other: a claim could begin a second one.
+    let claimed = if taken.suspect { 0 } else { claim(pipeline, slots).await? };
+    let found = taken.runs + claimed;
     let look = match found {
         0 => Look::Nothing,
         _ if slots.num_permits() == 0 => Look::Full,
@@ -123,21 +126,30 @@ async fn claim(pipeline: &Pipeline, slots: &mut OwnedSemaphorePermit) -> Result<
 }
 
 /// Begins runs that were queued for a broker and that nobody has begun in time: else migrating back would strand them.
-async fn take_queued(pipeline: &Pipeline, slots: &mut OwnedSemaphorePermit) -> Result<usize, sqlx::Error> {
+async fn take_queued(pipeline: &Pipeline, slots: &mut OwnedSemaphorePermit) -> Result<Taken, sqlx::Error> {
     let settings = &pipeline.settings;
     let limit = PAGE.min(i64::try_from(slots.num_permits()).unwrap_or(PAGE));
     let late = overdue(&pipeline.pool, &settings.agent, limit).await?;
     if late.is_empty() {
-        return Ok(0);
+        return Ok(Taken::default());
     }
-    let candidates: Vec<Candidate> = late
+    let mut candidates: Vec<Candidate> = late
         .into_iter()
         .map(|queued| Candidate {
             conversation_id: queued.conversation_id,
             run_id: queued.run_id,
+            turn_id: queued.turn_id,
+            attempt: queued.attempt,
             trace_context: queued.trace_context,
         })
         .collect();
+    let suspects = begin::suspects(&pipeline.pool, &candidates).await?;
+    // Those that run alone come last, one at a time.
+    if suspects.len() < candidates.len() {
+        candidates.retain(|run| !suspects.contains(&run.run_id));
+    } else {
+        candidates.truncate(1);
+    }
     let term = pipeline.term();
     let begun = begin::begin_queued(
         &pipeline.pool,
@@ -147,14 +159,24 @@ async fn take_queued(pipeline: &Pipeline, slots: &mut OwnedSemaphorePermit) -> R
         &candidates,
     )
     .await?;
-    let taken = begun.len();
+    let taken = Taken { runs: begun.len(), suspect: begun.iter().any(|run| run.suspect) };
     pipeline.start(begun, slots, term);
     Ok(taken)
+}
+
+/// Runs that were taken over from a broker.
+#[derive(Default)]
+struct Taken {
+    runs: usize,
+    /// One of them has to run alone.
+    suspect: bool,
 }
 
 struct Overdue {
     conversation_id: ConversationId,
     run_id: RunId,
+    turn_id: TurnId,
+    attempt: i32,
     trace_context: Option<String>,
 }
 
@@ -165,6 +187,7 @@ async fn overdue(pool: &PgPool, agent: &AgentName, limit: i64) -> Result<Vec<Ove
         Overdue,
         r#"
         select l.conversation_id as "conversation_id: ConversationId", l.run_id as "run_id!: RunId",
+               l.turn_id as "turn_id!: TurnId", l.attempt,
                (select o.trace_context from agent_outbox o
                 where o.conversation_id = l.conversation_id and o.turn_id = l.turn_id
                   and o.trace_context is not null

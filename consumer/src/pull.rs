@@ -250,6 +250,11 @@ impl Puller {
         self.send_ack(delivery.ack).await
     }
 
+    /// Gives a trigger back that cannot be begun beside others: it comes again at once, to whoever asks.
+    pub(crate) async fn give_back(&self, delivery: Delivery) -> Result<(), BrokerError> {
+        within(self.broker.client().publish(delivery.ack, "-NAK".into())).await?.map_err(client_error)
+    }
+
     async fn send_ack(&self, ack: async_nats::Subject) -> Result<(), BrokerError> {
         within(self.broker.client().publish(ack, "+ACK".into())).await?.map_err(client_error)
     }

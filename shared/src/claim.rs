@@ -16,7 +16,7 @@ pub struct Claim<'a> {
     pub batch: u32,
     /// Only these agents' lanes, in this order of preference; `None`: every agent's, by one index.
     pub agents: Option<&'a [AgentName]>,
-    /// The consumer that begins the runs at once; `None`: the runs are queued, to be published.
+    /// The consumer that begins the runs at once, of suspects one at most; `None`: the runs are queued, to be published.
     pub worker: Option<&'a str>,
 }
 
@@ -57,6 +57,7 @@ struct DueLane {
     agent: AgentName,
     turn_id: Option<TurnId>,
     max_turn_messages: i32,
+    suspect: bool,
 }
 
 struct FreeRow {
@@ -75,6 +76,7 @@ pub async fn claim(pool: &PgPool, claim: Claim<'_>) -> Result<Claims, sqlx::Erro
         None => lock_due_lanes(&mut transaction, claim.batch).await?,
         Some(agents) => lock_due_lanes_of(&mut transaction, agents, claim.batch).await?,
     };
+    let lanes = if claim.worker.is_some() { with_one_suspect(lanes) } else { lanes };
     if lanes.is_empty() {
         transaction.rollback().await?;
         return Ok(Claims::default());
@@ -86,6 +88,14 @@ pub async fn claim(pool: &PgPool, claim: Claim<'_>) -> Result<Claims, sqlx::Erro
     Ok(draft.claims(marked))
 }
 
+/// Who begins at once begins one suspect at a time: each runs alone, and one that holds its lane while it waits for another
+/// would lose an attempt to that one's crash. The rest stay due.
+fn with_one_suspect(mut lanes: Vec<DueLane>) -> Vec<DueLane> {
+    let mut taken = false;
+    lanes.retain(|lane| !lane.suspect || !std::mem::replace(&mut taken, true));
+    lanes
+}
+
 async fn lock_due_lanes(connection: &mut PgConnection, batch: u32) -> Result<Vec<DueLane>, sqlx::Error> {
     sqlx::query_as!(
         DueLane,
@@ -93,7 +103,8 @@ async fn lock_due_lanes(connection: &mut PgConnection, batch: u32) -> Result<Vec
         select due.conversation_id as "conversation_id: ConversationId",
                due.agent as "agent: AgentName",
                due.turn_id as "turn_id: TurnId",
-               a.max_turn_messages
+               a.max_turn_messages,
+               false as "suspect!"
         from (
             select l.conversation_id, l.agent, l.turn_id
             from agent_lanes l
@@ -123,11 +134,15 @@ async fn lock_due_lanes_of(
         select due.conversation_id as "conversation_id: ConversationId",
                due.agent as "agent: AgentName",
                due.turn_id as "turn_id: TurnId",
-               a.max_turn_messages
+               a.max_turn_messages,
+               due.attempt > 0 and exists (
+                   select from agent_runs r
+                   where r.turn_id = due.turn_id and r.attempt = due.attempt and r.outcome = 'expired'
+               ) as "suspect!"
         from unnest($1::text[]) as wanted (agent)
         join agents a on a.name = wanted.agent
         cross join lateral (
-            select l.conversation_id, l.agent, l.turn_id
+            select l.conversation_id, l.agent, l.turn_id, l.attempt
             from agent_lanes l
             where l.agent = wanted.agent
               and l.state = 'waiting'
