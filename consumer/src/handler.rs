@@ -137,19 +137,28 @@ pub struct HandlerError {
     pub retryable: bool,
     /// The next attempt should wait at least this long.
     pub retry_after: Option<Duration>,
+    /// There is an answer, and it cannot be stored: the user is told that. The message then says which rule it breaks,
+    /// and quotes nothing.
+    pub rejected_content: bool,
 }
 
 impl HandlerError {
     /// A failure that another attempt may mend.
     #[must_use]
     pub fn retryable(message: impl Into<String>) -> Self {
-        Self { message: message.into(), retryable: true, retry_after: None }
+        Self { message: message.into(), retryable: true, retry_after: None, rejected_content: false }
     }
 
     /// A failure that every attempt would meet.
     #[must_use]
     pub fn fatal(message: impl Into<String>) -> Self {
-        Self { message: message.into(), retryable: false, retry_after: None }
+        Self { retryable: false, ..Self::retryable(message) }
+    }
+
+    /// An answer that cannot be stored, whoever tries again; `rule` says why, without quoting it.
+    #[must_use]
+    pub fn rejected(rule: impl Into<String>) -> Self {
+        Self { rejected_content: true, ..Self::fatal(rule) }
     }
 
     /// Asks for a longer wait before the next attempt.

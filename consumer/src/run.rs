@@ -100,7 +100,10 @@ impl Runner {
         };
         match ended {
             Ok(Ok(Ok(reply))) => check(reply),
-            Ok(Ok(Err(HandlerError { message, retryable, retry_after }))) => {
+            Ok(Ok(Err(error))) if error.rejected_content => {
+                End::Failed(Cause::RejectedContent { rule: error.message })
+            }
+            Ok(Ok(Err(HandlerError { message, retryable, retry_after, .. }))) => {
                 End::Failed(Cause::Handler { message, retryable, retry_after })
             }
             Ok(Err(_panic)) => End::Failed(Cause::Handler {

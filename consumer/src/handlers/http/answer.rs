@@ -2,7 +2,7 @@
 //! anything is recorded.
 
 use serde_json::Value;
-use shared::state::Effect;
+use shared::{sqlstate, state::Effect};
 
 use crate::{
     handler::{HandlerError, Reply},
@@ -54,7 +54,10 @@ impl Answer {
             operations.report(name, *effect, input, output).await.map_err(|error| {
                 let message = format!("operations[{index}] of the agent's answer was not recorded: {error}");
                 match error {
-                    OperationError::Rejected(_) => HandlerError::fatal(message),
+                    OperationError::Rejected(_) => HandlerError::rejected(message),
+                    OperationError::Database(refused) if sqlstate::is_rejected_content(&refused) => {
+                        HandlerError::rejected(message)
+                    }
                     _ if repeatable => HandlerError::retryable(message),
                     _ => HandlerError::fatal(message),
                 }

@@ -115,14 +115,14 @@ impl TurnHandler for HttpHandler {
 async fn read_answer(response: Response) -> Result<answer::Answer, HandlerError> {
     let media_type = body::media_type(&response);
     let body = body::read(response, body::MAX_ANSWER_BYTES).await.map_err(|error| match error {
-        BodyError::TooLong => HandlerError::fatal(format!(
+        BodyError::TooLong => HandlerError::rejected(format!(
             "the agent's answer has more than {} MiB",
             body::MAX_ANSWER_BYTES / (1024 * 1024)
         )),
         BodyError::Broken(error) => broken(&error),
     })?;
     answer::parse(&body).map_err(|misfit| {
-        HandlerError::fatal(format!("the agent's answer ({media_type}) cannot be used: {misfit}"))
+        HandlerError::rejected(format!("the agent's answer ({media_type}) cannot be used: {misfit}"))
     })
 }
 
