@@ -47,31 +47,79 @@ async fn killed_at(places: &[Place]) -> Result<()> {
     play(EFFECTS.into_iter().flat_map(with).collect()).await
 }
 
-macro_rules! matrix {
-    ($($name:ident = $place:ident,)*) => {$(
-        #[tokio::test(flavor = "multi_thread")]
-        async fn $name() -> Result<()> {
-            all_harm_at(Place::$place).await
-        }
-    )*};
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_before_a_claim_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::BeforeClaim).await
 }
 
-matrix! {
-    no_harm_before_a_claim_loses_or_doubles_anything = BeforeClaim,
-    no_harm_after_a_claim_loses_or_doubles_anything = AfterClaim,
-    no_harm_after_a_publish_loses_or_doubles_anything = AfterPublish,
-    no_harm_amid_a_look_after_what_is_queued_loses_or_doubles_anything = AmidLookAfter,
-    no_harm_amid_a_recovery_loses_or_doubles_anything = AmidRecovery,
-    no_harm_after_a_receipt_loses_or_doubles_anything = AfterReceive,
-    no_harm_after_a_begin_loses_or_doubles_anything = AfterBegin,
-    no_harm_during_a_model_call_loses_or_doubles_anything = ModelCall,
-    no_harm_before_an_operation_starts_loses_or_doubles_anything = BeforeOpStart,
-    no_harm_after_an_operation_has_started_loses_or_doubles_anything = AfterOpStart,
-    no_harm_after_a_tool_has_acted_loses_or_doubles_anything = AfterTool,
-    no_harm_after_an_operation_has_ended_loses_or_doubles_anything = AfterOpEnd,
-    no_harm_before_a_finish_loses_or_doubles_anything = BeforeFinish,
-    no_harm_amid_a_finish_loses_or_doubles_anything = AmidFinish,
-    no_harm_after_a_finish_loses_or_doubles_anything = AfterFinish,
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_a_claim_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterClaim).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_a_publish_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterPublish).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_amid_a_look_after_what_is_queued_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AmidLookAfter).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_amid_a_recovery_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AmidRecovery).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_a_receipt_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterReceive).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_a_begin_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterBegin).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_during_a_model_call_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::ModelCall).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_before_an_operation_starts_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::BeforeOpStart).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_an_operation_has_started_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterOpStart).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_a_tool_has_acted_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterTool).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_an_operation_has_ended_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterOpEnd).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_before_a_finish_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::BeforeFinish).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_amid_a_finish_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AmidFinish).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_harm_after_a_finish_loses_or_doubles_anything() -> Result<()> {
+    all_harm_at(Place::AfterFinish).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

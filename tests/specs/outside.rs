@@ -1,6 +1,8 @@
 //! The world outside: an agent behind HTTP with its model and its tools. It lives in the test process, so it survives every
 //! consumer, goes on when its caller is gone, and remembers what it was asked and what it did to the world.
 
+mod asked;
+
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
@@ -8,18 +10,20 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use axum::{
     Json, Router,
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::post,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::PgPool;
 use tests::{World, world::Launch};
 use tokio::net::TcpListener;
 use uuid::Uuid;
+
+pub(crate) use self::asked::Asked;
 
 /// What was committed, kept also when its conversation is deleted.
 const AUDIT: &str = "
@@ -57,6 +61,7 @@ struct Memory {
     at_work: usize,
     calls: Vec<(String, Uuid)>,
     refused: Vec<(Uuid, u16)>,
+    hung_up_on: HashSet<Uuid>,
     effects: Vec<ToolEffect>,
     broken: Vec<String>,
 }
@@ -70,13 +75,6 @@ pub(crate) struct ToolEffect {
     /// What is equal for equal calls.
     pub(crate) call: String,
     pub(crate) key: String,
-}
-
-/// A turn as the agent gets it.
-#[derive(Clone)]
-pub(crate) struct Asked {
-    pub(crate) turn: Value,
-    outside: Outside,
 }
 
 pub(crate) fn reply(content: &str) -> Response {
@@ -101,6 +99,7 @@ impl Outside {
         let asked = outside.clone();
         let ask = async move |Json(turn)| {
             let (asked, answer) = (Asked { turn, outside: asked.clone() }, answer.clone());
+            let mut connection = Connection(Some(asked.clone()));
             // A task of its own: an agent goes on when the connection to it is gone.
             let answered = tokio::spawn(async move {
                 let _at_work = AtWork::start(&asked.outside);
@@ -108,7 +107,9 @@ impl Outside {
                 answer(asked).await
             });
             let failed = |error: String| (StatusCode::SERVICE_UNAVAILABLE, error).into_response();
-            match answered.await {
+            let answered = answered.await;
+            connection.0 = None;
+            match answered {
                 Ok(answered) => answered.unwrap_or_else(|error| failed(format!("{error:#}"))),
                 Err(error) => failed(error.to_string()),
             }
@@ -132,6 +133,11 @@ impl Outside {
     /// With which status a run was refused an operation.
     pub(crate) fn refusals(&self, run: Uuid) -> Vec<u16> {
         self.memory().refused.iter().filter(|(of, _)| *of == run).map(|(_, status)| *status).collect()
+    }
+
+    /// The consumer has closed the connection of this run before it was answered.
+    pub(crate) fn was_hung_up_on(&self, run: Uuid) -> bool {
+        self.memory().hung_up_on.contains(&run)
     }
 
     /// Waits until the agent has nothing in hand, then fails unless the world outside is as it was promised to be.
@@ -185,6 +191,18 @@ fn one_run_and_one_key(effects: &[ToolEffect]) -> Result<()> {
     Ok(())
 }
 
+/// A connection on which a run has not been answered yet.
+struct Connection(Option<Asked>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let Some(asked) = &self.0 else { return };
+        if let Ok(run) = asked.id("run_id") {
+            asked.outside.memory().hung_up_on.insert(run);
+        }
+    }
+}
+
 /// A task of the agent.
 struct AtWork(Outside);
 
@@ -198,99 +216,5 @@ impl AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         self.0.memory().at_work -= 1;
-    }
-}
-
-impl Asked {
-    /// A field of the turn.
-    pub(crate) fn told(&self, field: &str) -> Result<&str> {
-        self.turn[field].as_str().with_context(|| format!("the agent is not told its {field}"))
-    }
-
-    pub(crate) fn id(&self, field: &str) -> Result<Uuid> {
-        Ok(self.told(field)?.parse()?)
-    }
-
-    pub(crate) fn is_first_attempt(&self) -> bool {
-        self.turn["attempt"] == 1
-    }
-
-    /// One of the messages to be answered says so.
-    pub(crate) fn is_told(&self, content: &str) -> bool {
-        let messages = self.turn["messages"].as_array();
-        messages
-            .is_some_and(|all| all.iter().any(|said| said["in_turn"] == true && said["content"] == content))
-    }
-
-    /// Remembers the call; it must belong to a counted attempt, and follow no other run's side effect.
-    async fn call_model(&self) -> Result<()> {
-        let (turn, run) = (self.id("turn_id")?, self.id("run_id")?);
-        self.outside.memory().calls.push((self.told("conversation_id")?.to_owned(), run));
-        let (counted, late): (bool, bool) = sqlx::query_as(
-            "select exists (select from audit_runs where run_id = $1 and attempt = $2),
-                    exists (select from audit_operations o where turn_id = $3 and run_id <> $1
-                        and effect = 'side_effect' and not exists (
-                            select from audit_operations f where f.id = o.id and f.status = 'failed'))",
-        )
-        .bind(run)
-        .bind(i32::try_from(self.turn["attempt"].as_i64().unwrap_or_default())?)
-        .bind(turn)
-        .fetch_one(&self.outside.0.pool)
-        .await?;
-        let mut memory = self.outside.memory();
-        if !counted {
-            memory.broken.push(format!("the model was called in {run}, which no attempt counts"));
-        }
-        if late {
-            memory.broken.push(format!("the model was called in {run}, after another run's side effect"));
-        }
-        Ok(())
-    }
-
-    /// Records a call, and only then acts; says afterwards that it is done. `None`: it was refused.
-    pub(crate) async fn act(&self, name: &str, effect: &str, input: Value) -> Result<Option<Value>> {
-        let Some(operation) = self.begin_to_act(name, effect, input).await? else { return Ok(None) };
-        // The consumer may be gone; what is done is done.
-        let _told = self.end(&operation["id"], json!({ "status": "completed", "output": "done" })).await;
-        Ok(Some(operation))
-    }
-
-    /// Records a call, and only then acts; leaves it open.
-    pub(crate) async fn begin_to_act(&self, name: &str, effect: &str, input: Value) -> Result<Option<Value>> {
-        let (turn_id, run_id) = (self.id("turn_id")?, self.id("run_id")?);
-        let call = format!("{name} {input}");
-        let (status, operation) = self.start(name, effect, input).await?;
-        if status != 201 {
-            self.outside.memory().refused.push((run_id, status));
-            return Ok(None);
-        }
-        let id: Uuid = operation["id"].as_str().context("no id")?.parse()?;
-        let key = operation["idempotency_key"].as_str().context("no key")?.to_owned();
-        let started = sqlx::query_scalar("select exists (select from audit_operations where id = $1)");
-        let started: bool = started.bind(id).fetch_one(&self.outside.0.pool).await?;
-        let mut memory = self.outside.memory();
-        if !started {
-            memory.broken.push(format!("the tool was called in {run_id} before that was committed"));
-        }
-        memory.effects.push(ToolEffect { turn_id, run_id, effect: effect.into(), call, key });
-        drop(memory);
-        Ok(Some(operation))
-    }
-
-    /// Records an operation.
-    pub(crate) async fn start(&self, name: &str, effect: &str, input: Value) -> Result<(u16, Value)> {
-        let call = json!({ "name": name, "effect": effect, "input": input });
-        self.send(self.outside.0.client.post(self.told("operations_url")?).json(&call)).await
-    }
-
-    /// Records how it ended.
-    pub(crate) async fn end(&self, operation: &Value, how: Value) -> Result<(u16, Value)> {
-        let (url, id) = (self.told("operations_url")?, operation.as_str().context("no id")?);
-        self.send(self.outside.0.client.patch(format!("{url}/{id}")).json(&how)).await
-    }
-
-    async fn send(&self, request: reqwest::RequestBuilder) -> Result<(u16, Value)> {
-        let response = request.bearer_auth(self.told("operations_token")?).send().await?;
-        Ok((response.status().as_u16(), response.json().await?))
     }
 }

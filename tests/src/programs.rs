@@ -94,6 +94,13 @@ pub fn pgbouncer() -> Result<PathBuf> {
     in_path("pgbouncer").context("PgBouncer is missing: run ./dev setup")
 }
 
+/// The library that shows its process another time. `None`, said loudly: it is not installed here; in CI that is an error.
+pub fn faketime() -> Result<Option<PathBuf>> {
+    let architectures = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let library = architectures.map(|entry| entry.path().join("faketime/libfaketimeMT.so.1"));
+    wanted("a skewed clock (faketime)", library.filter(|library| library.exists()).min())
+}
+
 /// What `./dev setup` has installed under `.dev`, or what a variable names instead.
 fn installed(variable: &str, path: &str) -> Option<PathBuf> {
     let usual = || root().join(".dev").join(path);
@@ -128,10 +135,13 @@ pub fn workspace_binary(name: &str) -> Result<PathBuf> {
     let profile = if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside };
     let binary = profile.join(name);
     let built = binary.metadata().and_then(|data| data.modified()).ok();
-    let changed = [if name == "launcher" { "tests" } else { name }, "shared"]
-        .iter()
-        .filter_map(|package| newest(&root().join(package).join("src")))
-        .max();
+    let sources: &[&str] = match name {
+        "relay" => &["relay/src", "shared/src"],
+        "consumer" => &["consumer/src", "shared/src"],
+        "poisonable" => &["tests/src/bin/poisonable", "consumer/src", "shared/src"],
+        _ => &["tests/src", "shared/src"],
+    };
+    let changed = sources.iter().filter_map(|source| newest(&root().join(source))).max();
     let reason = match built {
         None => "is missing",
         Some(built) if changed.is_some_and(|changed| changed > built) => "is older than its sources",

@@ -139,12 +139,13 @@ async fn ended_by_signal(process: &Process) -> Result<()> {
 /// The first attempt has failed, and the second is due: only then is there a turn before a claim.
 async fn wait_for_a_retry(world: &World, outside: &Outside) -> Result<()> {
     world.policy("retry_backoff = '1 min', retry_backoff_max = '1 min'").await?;
-    let _former = consumer(world, outside).env("SOURCE", "postgres").start()?;
+    let former = consumer(world, outside).env("SOURCE", "postgres").start()?;
     let waits = async || {
         let lane = world.lane("target").await?;
         Ok(lane.state == "waiting" && lane.turn_id.is_some())
     };
     world.eventually("it waits for its retry", waits).await?;
+    former.kill()?;
     due_now(world).await
 }
 
