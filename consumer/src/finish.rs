@@ -3,12 +3,12 @@
 //! Two statements take the locks, conversations before lanes, and a third decides and writes everything under a new
 //! snapshot: rows that were submitted while the run ran are seen by exactly one of submit and finish.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use shared::{
     failpoint,
     ids::{ConversationId, MessageId, RunId},
-    sqlstate,
+    sqlstate, wake,
 };
 use sqlx::{PgConnection, PgPool};
 
@@ -73,7 +73,8 @@ pub(crate) async fn finish_group(pool: &PgPool, outputs: &[Output]) -> Result<Ve
     let written = write(&mut transaction, &ours).await?;
     failpoint::reach("mid_finish").await?;
     transaction.commit().await?;
-    Ok(outputs.iter().map(|output| written.get(&output.run_id).copied().unwrap_or(Finished::Busy)).collect())
+    written.wake(pool).await;
+    Ok(outputs.iter().map(|output| written.fate(output.run_id).unwrap_or(Finished::Busy)).collect())
 }
 
 /// Commits one reply; waits for the locks.
@@ -107,7 +108,8 @@ pub(crate) async fn finish_one(pool: &PgPool, output: &Output) -> Result<Finishe
     let written = write(&mut transaction, &[output]).await?;
     failpoint::reach("mid_finish").await?;
     transaction.commit().await?;
-    Ok(written.get(&output.run_id).copied().unwrap_or(Finished::Fenced))
+    written.wake(pool).await;
+    Ok(written.fate(output.run_id).unwrap_or(Finished::Fenced))
 }
 
 /// After a commit whose answer was lost: did this run's reply get in? The run's record is written with the reply.
@@ -152,13 +154,30 @@ async fn lock_lanes(
     Ok(held.into_iter().collect())
 }
 
+/// What a finish has written, once it is committed.
+#[derive(Default)]
+struct Written {
+    fates: HashMap<RunId, Finished>,
+    /// Rows that came meanwhile wait in one of the lanes.
+    waiting: bool,
+}
+
+impl Written {
+    fn fate(&self, run: RunId) -> Option<Finished> {
+        self.fates.get(&run).copied()
+    }
+
+    async fn wake(&self, pool: &PgPool) {
+        if self.waiting {
+            wake::notify(pool).await;
+        }
+    }
+}
+
 /// Writes the finishes of runs whose conversations and lanes this transaction holds.
-async fn write(
-    connection: &mut PgConnection,
-    outputs: &[&Output],
-) -> Result<std::collections::HashMap<RunId, Finished>, sqlx::Error> {
+async fn write(connection: &mut PgConnection, outputs: &[&Output]) -> Result<Written, sqlx::Error> {
     if outputs.is_empty() {
-        return Ok(std::collections::HashMap::new());
+        return Ok(Written::default());
     }
     let conversations: Vec<&str> = outputs.iter().map(|output| output.conversation_id.as_str()).collect();
     let runs: Vec<RunId> = outputs.iter().map(|output| output.run_id).collect();
@@ -230,7 +249,7 @@ async fn write(
           and l.state = 'running'
           and not l.cancel_requested
         returning recorded.run_id as "run_id!: RunId", recorded.outcome as "outcome!",
-                  case when l.state = 'waiting' then agent_lanes_notify() end as notified
+                  l.state = 'waiting' as "waiting!"
         "#,
         &conversations as &[&str],
         &runs as &[RunId],
@@ -239,8 +258,8 @@ async fn write(
     )
     .fetch_all(connection)
     .await?;
-    let finished = written
-        .into_iter()
-        .map(|run| (run.run_id, if run.outcome == "done" { Finished::Done } else { Finished::Void }));
-    Ok(finished.collect())
+    let waiting = written.iter().any(|run| run.waiting);
+    let fate = |outcome: &str| if outcome == "done" { Finished::Done } else { Finished::Void };
+    let fates = written.into_iter().map(|run| (run.run_id, fate(&run.outcome))).collect();
+    Ok(Written { fates, waiting })
 }

@@ -63,6 +63,8 @@ pub struct Sleeper {
     reconnect: Delays,
     retry_at: tokio::time::Instant,
     awake_until: tokio::time::Instant,
+    /// When the sleep that was declared ends by itself.
+    alarm: tokio::time::Instant,
     declared: bool,
 }
 
@@ -78,6 +80,7 @@ impl Sleeper {
             reconnect: Delays::new(Duration::from_millis(250), Duration::from_secs(10)),
             retry_at: tokio::time::Instant::now(),
             awake_until: tokio::time::Instant::now(),
+            alarm: tokio::time::Instant::now(),
             declared: false,
         }
     }
@@ -115,15 +118,15 @@ impl Sleeper {
         .await?;
         transaction.commit().await?;
         self.declared = true;
+        // Asked before the caller's last look, not after it: a lane that falls due in between is seen by one of the two.
+        let due = next_due(&self.pool).await?.unwrap_or(self.poll_interval);
+        self.alarm = tokio::time::Instant::now() + due.min(self.poll_interval);
         Ok(())
     }
 
     /// Sleeps. Errors of the listening connection end in polling, never in an error.
     pub async fn wait(&mut self) -> Woken {
-        let nap = match next_due(&self.pool).await {
-            Ok(Some(due)) => due.min(self.poll_interval),
-            Ok(None) | Err(_) => self.poll_interval,
-        };
+        let nap = self.alarm.saturating_duration_since(tokio::time::Instant::now());
         let Some(listener) = &mut self.listener else {
             tokio::time::sleep(nap).await;
             return Woken::Elapsed;
@@ -205,4 +208,18 @@ async fn next_due(pool: &PgPool) -> Result<Option<Duration>, sqlx::Error> {
     .await?;
     transaction.commit().await?;
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()))
+}
+
+/// Wakes the sleepers, after a commit that left a lane waiting. Not within its transaction: who says that he sleeps between
+/// the question and the commit would hear nothing and see nothing. Best effort, as polling is the truth.
+pub async fn notify(pool: &PgPool) {
+    if let Err(error) = try_notify(pool).await {
+        tracing::debug!(error = sqlstate::safe_text(&error), "nobody was woken; they poll");
+    }
+}
+
+async fn try_notify(pool: &PgPool) -> Result<(), sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    sqlx::query!("select agent_lanes_notify() as notified").fetch_one(&mut *transaction).await?;
+    transaction.commit().await
 }

@@ -13,6 +13,7 @@ pub use self::verdict::{Call, Cause, Kind, Standing, Verdict, decide, run_outcom
 use crate::{
     ids::{ConversationId, RunId, TurnId},
     state::{Effect, OperationStatus},
+    wake,
 };
 
 /// What a settle did.
@@ -36,6 +37,13 @@ pub enum Settled {
     Gone,
     /// Somebody holds the conversation; look again later. Only [`recover`] returns this.
     Busy,
+}
+
+impl Settled {
+    /// The lane is free now, and may wait to be claimed.
+    const fn ends_the_run(self) -> bool {
+        matches!(self, Self::Retried { .. } | Self::Failed { .. } | Self::Void)
+    }
 }
 
 /// A run's lane as it was locked.
@@ -70,6 +78,9 @@ pub async fn settle(
         None => Settled::Fenced,
     };
     transaction.commit().await?;
+    if settled.ends_the_run() {
+        wake::notify(pool).await;
+    }
     Ok(settled)
 }
 
@@ -105,6 +116,9 @@ pub async fn recover(
         None => Settled::Fenced,
     };
     transaction.commit().await?;
+    if settled.ends_the_run() {
+        wake::notify(pool).await;
+    }
     Ok(settled)
 }
 

@@ -94,7 +94,7 @@ pub(super) async fn retry(
             cancel_requested = false
         from pause
         where l.conversation_id = $1 and l.run_id = $2
-        returning pause.seconds as "seconds!", agent_lanes_notify() as notified
+        returning pause.seconds as "seconds!"
         "#,
         ended.lane.conversation_id.as_str(),
         ended.lane.run_id as RunId,
@@ -205,12 +205,11 @@ async fn free_lane(connection: &mut PgConnection, lane: &LockedLane) -> Result<(
             order by o.turn_id, o.id limit 1
         ) next on true
         where l.conversation_id = $1 and l.run_id = $2
-        returning case when l.state = 'waiting' then agent_lanes_notify() end as notified
         "#,
         lane.conversation_id.as_str(),
         lane.run_id as RunId,
     )
-    .fetch_optional(connection)
+    .execute(connection)
     .await?;
     Ok(())
 }
