@@ -23,6 +23,7 @@ mod schema;
 mod shutdown;
 mod sources;
 mod submit;
+mod triggers;
 mod turn;
 mod versions;
 mod zombies;
