@@ -81,6 +81,8 @@ pub(crate) struct Pipeline {
     pub(crate) policies: watch::Receiver<Policies>,
     /// Shared by runs, taken whole by one that may kill the process: it runs alone, and takes no innocent turn with it.
     company: Arc<RwLock<()>>,
+    /// Taken by the one suspect that is begun, from its begin on: while it waits to run alone, nobody else is begun.
+    suspect: Arc<Semaphore>,
     leases: Leases,
     runner: Arc<Runner>,
     runs: TaskTracker,
@@ -138,6 +140,7 @@ async fn run_any(
         runner: Arc::new(Runner { handler, pool: pool.clone(), finisher }),
         slots: Arc::new(Semaphore::new(settings.concurrency)),
         company: Arc::default(),
+        suspect: Arc::new(Semaphore::new(1)),
         runs: TaskTracker::new(),
         left_behind: CancellationToken::new(),
         stop: shutdown.stop.clone(),
@@ -198,7 +201,7 @@ impl Pipeline {
         let first = self.stop.run_until_cancelled(self.slots.clone().acquire_owned()).await?;
         let mut slots = first.ok()?;
         // While a suspect runs or waits to run alone, other consumers are the better place for new turns.
-        drop(self.stop.run_until_cancelled(self.company.read()).await?);
+        drop(self.stop.run_until_cancelled(self.suspect.acquire()).await?);
         let half = (self.settings.concurrency / 2).min(most).saturating_sub(1);
         if self.slots.available_permits() < half {
             let half = u32::try_from(half).unwrap_or(u32::MAX);
@@ -229,6 +232,7 @@ impl Pipeline {
         begun.sort_by_key(|run| run.suspect);
         for begun in begun {
             let beside = if begun.suspect { None } else { Company::others_now(&self.company) };
+            let suspect = begun.suspect.then(|| self.suspect.clone().try_acquire_owned());
             let slot = slots.split(1);
             let lease = self.leases.hold(begun.conversation_id.clone(), begun.run_id, term);
             let (runner, company) = (self.runner.clone(), self.company.clone());
@@ -236,13 +240,14 @@ impl Pipeline {
             let run = async move {
                 lease.stands().await;
                 // Stopped while it waits for its turn to start, a run never starts.
-                let _company = tokio::select! {
+                let company = tokio::select! {
                     biased;
                     () = lease.stop.token().cancelled() => None,
                     company = Company::of(begun.suspect, company, beside) => Some(company),
                 };
                 runner.run(begun, lease, timeout).await;
-                drop(slot);
+                // In this order: whoever is begun from now on finds no suspect.
+                drop((company, suspect, slot));
             };
             self.runs.spawn(async move { left_behind.run_until_cancelled(run).await });
         }
