@@ -1,5 +1,5 @@
 //! Where an agent behind HTTP records its tool calls, each before it is made: the remote form of
-//! [`Operations`](crate::operations::Operations), with its promises.
+//! [`Operations`], with its promises.
 //!
 //! | call | answer |
 //! |---|---|
