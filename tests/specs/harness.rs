@@ -129,6 +129,8 @@ async fn the_other_supported_servers_start() -> Result<()> {
     let world =
         World::on(Servers::private(Spec { postgres_bin, nats_bin, ..Spec::default() }).await?).await?;
     ensure!(!newer || postgres_version(&world).await? == 18);
+    // The client connects by itself, some time after it was made: an answer shows that it has.
+    world.jetstream().query_account().await?;
     let version = world.nats.server_info().version;
     ensure!(!older || version.starts_with("2.10."), "nats-server {version}");
     invariants::assert_invariants(&world.pool).await
