@@ -75,7 +75,7 @@ async fn begin(
         }
         let evidence = if runs.contains(&delivery.trigger.run_id) { Evidence::Begun } else { Evidence::Over };
         if evidence == Evidence::Over {
-            tracing::debug!(run_id = %delivery.trigger.run_id, "a trigger whose run is over was dropped");
+            tracing::info!(run_id = %delivery.trigger.run_id, "a trigger whose run is over was dropped");
         }
         if let Err(error) = puller.ack(delivery, evidence).await {
             tracing::debug!(%error, "an ack was not sent; the trigger will come again and find its run begun");

@@ -50,6 +50,8 @@ pub(crate) struct Puller {
     link: watch::Receiver<Link>,
     request: Option<Request>,
     faults: Delays,
+    /// Messages that were no triggers.
+    dropped: u64,
     readiness: Readiness,
     /// The server takes requests, as far as this puller knows.
     healthy: bool,
@@ -87,7 +89,7 @@ impl Puller {
     pub(crate) fn new(broker: Broker, agent: AgentName, readiness: Readiness) -> Self {
         let link = broker.link();
         let faults = Delays::new(Duration::from_millis(100), Duration::from_secs(2));
-        Self { broker, agent, link, request: None, faults, readiness, healthy: false }
+        Self { broker, agent, link, request: None, faults, readiness, healthy: false, dropped: 0 }
     }
 
     /// Waits for the first trigger, then takes what has come with it: at most `free`. Faults are waited out inside the
@@ -173,7 +175,8 @@ impl Puller {
             }
             Sent::Foreign(ack, error) => {
                 self.received();
-                tracing::warn!(%error, "a message that is no trigger was dropped");
+                self.dropped += 1;
+                tracing::warn!(%error, dropped = self.dropped, "a message that is no trigger was dropped");
                 self.send_ack(ack).await?;
             }
             Sent::Alive => self.healthy(),
