@@ -31,16 +31,13 @@ pub(crate) async fn ask_for_all(
 ) -> Result<usize, sqlx::Error> {
     let Some(mut walk) = Walk::over_queued(&publisher.pool).await? else { return Ok(0) };
     let mut asked = 0;
-    loop {
-        let page = walk.next(&publisher.pool, PAGE).await?;
-        if page.is_empty() {
-            return Ok(asked);
-        }
+    while let Some(page) = walk.next(&publisher.pool, PAGE).await? {
         asked += page.len();
         if !ask_for(publisher, page).await? || stop.is_cancelled() {
-            return Ok(asked);
+            break;
         }
     }
+    Ok(asked)
 }
 
 /// Asks for a page of triggers and moves their lanes on together. Returns false once the broker does not answer: the rest is

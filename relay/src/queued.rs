@@ -55,8 +55,12 @@ impl Walk {
         Ok(until.map(|until| Self { after: None, until }))
     }
 
-    /// The next lanes that were claimed longer ago than a publish may take; empty at the end.
-    pub(crate) async fn next(&mut self, pool: &PgPool, limit: i64) -> Result<Vec<Claimed>, sqlx::Error> {
+    /// Of the next lanes, `limit` at most, those that were claimed longer ago than a publish may take; `None` at the end.
+    pub(crate) async fn next(
+        &mut self,
+        pool: &PgPool,
+        limit: i64,
+    ) -> Result<Option<Vec<Claimed>>, sqlx::Error> {
         let (after, conversation) = self.after.clone().unzip();
         let mut transaction = pool.begin().await?;
         let page = sqlx::query!(
@@ -67,12 +71,13 @@ impl Walk {
                    (select o.trace_context from agent_outbox o
                     where o.conversation_id = l.conversation_id and o.turn_id = l.turn_id
                       and o.trace_context is not null
-                    order by o.conversation_id, o.turn_id, o.id limit 1) as trace_context
+                    order by o.conversation_id, o.turn_id, o.id limit 1) as trace_context,
+                   -- no condition: a page of younger lanes must end a look as well
+                   l.claimed_at < (select clock_timestamp()) - make_interval(secs => $4) as "was_published!"
             from agent_lanes l
             where l.state = 'queued'
               and (l.wake_at, l.conversation_id) > (coalesce($1, '-infinity'::timestamptz), coalesce($2, ''))
               and l.wake_at <= $3
-              and l.claimed_at < (select clock_timestamp()) - make_interval(secs => $4)
             order by l.wake_at, l.conversation_id
             limit $5
             "#,
@@ -85,19 +90,18 @@ impl Walk {
         .fetch_all(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        self.after = page.last().map(|last| (last.wake_at, last.conversation_id.clone()));
-        Ok(page
-            .into_iter()
-            .map(|lane| Claimed {
-                conversation_id: lane.conversation_id,
-                agent: lane.agent,
-                turn_id: lane.turn_id,
-                run_id: lane.run_id,
-                attempt: lane.attempt,
-                dispatches: lane.dispatches,
-                trace_context: lane.trace_context,
-            })
-            .collect())
+        let Some(last) = page.last() else { return Ok(None) };
+        self.after = Some((last.wake_at, last.conversation_id.clone()));
+        let published = page.into_iter().filter(|lane| lane.was_published).map(|lane| Claimed {
+            conversation_id: lane.conversation_id,
+            agent: lane.agent,
+            turn_id: lane.turn_id,
+            run_id: lane.run_id,
+            attempt: lane.attempt,
+            dispatches: lane.dispatches,
+            trace_context: lane.trace_context,
+        });
+        Ok(Some(published.collect()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The same from a terminal or a script: outputs, exit codes, and messages that say how to go on.
 
 use anyhow::{Result, ensure};
-use consumer::HandlerError;
+use consumer::{HandlerError, Reply, Turn, handler_fn};
 use serde_json::{Value, json};
 use shared::{settings::Source, state::Effect};
 use tests::{World, world::Output};
@@ -127,6 +127,15 @@ async fn records_are_pruned_from_a_terminal() -> Result<()> {
     ensure!(pruned.stdout == "pruned 2 outbox rows and 1 runs\n", "{pruned:?}");
     ensure!(relay_json(&world, &["failed", "list"]).await? == json!([]));
     ensure!(relay_json(&world, &["retry", &turn.to_string()]).await?["outcome"] == "nothing_to_retry");
+    let yes = handler_fn(|_: Turn| async { Ok(Reply::new("yes")) });
+    let again = ["submit", "--conversation", "c1", "--message-id", "pruned", "--wait", "and now"];
+    let answer = world.local_consumer(world.consumer_settings(Source::Postgres), yes).await?;
+    let first = relay(&world, &again, 0).await?;
+    answer.stop().await?;
+    relay(&world, &["prune", "--older-than", "0s"], 0).await?;
+    ensure!(world.count("select count(*) from agent_outbox").await? == 0);
+    let repeated = relay(&world, &again, 0).await?;
+    ensure!(repeated.stdout == "yes\n" && first.stdout == repeated.stdout, "{repeated:?}");
     let everything = relay_json(&world, &["prune", "--older-than", "500years"]).await?;
     ensure!(everything == json!({ "rows": 0, "runs": 0 }), "an age that no date has is no error");
     Ok(())

@@ -68,19 +68,27 @@ pub(super) async fn outcomes(
                m.turn_id as "turn_id: TurnId", m.content as "content?", m.error
         from unnest($1::text[]) as asked (id)
         left join agent_outbox o on o.message_id = asked.id
-        left join messages m on m.turn_id = o.turn_id and m.role <> 'user'
+        left join messages own on own.id = asked.id and own.deleted_at is null and o.id is null
+        left join lateral (
+            (select a.* from messages a where a.turn_id = o.turn_id and a.role <> 'user')
+            union all
+            -- its record was pruned: the first turn that reaches up to it is its own, the last outcome of that its answer
+            (select a.* from messages a
+             where a.conversation_id = own.conversation_id and a.reply_to_seq >= own.seq and a.role <> 'user'
+             order by a.reply_to_seq, a.seq desc limit 1)
+        ) m on true
         "#,
         message_ids,
     )
     .fetch_all(connection)
     .await?;
     let outcomes = rows.into_iter().filter_map(|row| {
-        let outcome = match (row.status.as_deref(), row.role.as_deref(), row.turn_id, row.content) {
-            (Some("pending" | "processing"), ..) => return None,
-            (Some(_), Some("assistant"), Some(turn_id), Some(content)) => Outcome::Reply { turn_id, content },
-            (Some(_), Some(_), Some(turn_id), Some(content)) => {
-                Outcome::Error { turn_id, content, error: row.error }
-            }
+        if matches!(row.status.as_deref(), Some("pending" | "processing")) {
+            return None;
+        }
+        let outcome = match (row.role.as_deref(), row.turn_id, row.content) {
+            (Some("assistant"), Some(turn_id), Some(content)) => Outcome::Reply { turn_id, content },
+            (Some(_), Some(turn_id), Some(content)) => Outcome::Error { turn_id, content, error: row.error },
             _ => Outcome::Gone,
         };
         Some((row.id, outcome))
