@@ -7,7 +7,7 @@ mod write;
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 
 pub use self::verdict::{Call, Cause, Kind, Standing, Verdict, decide, run_outcome};
 use crate::{
@@ -73,15 +73,8 @@ pub async fn settle(
         transaction.rollback().await?;
         return Ok(Settled::Gone);
     }
-    let settled = match lock_lane(&mut transaction, conversation, run, cause).await? {
-        Some(lane) => settle_locked(&mut transaction, &lane, cause).await?,
-        None => Settled::Fenced,
-    };
-    transaction.commit().await?;
-    if settled.ends_the_run() {
-        wake::notify(pool).await;
-    }
-    Ok(settled)
+    let lane = lock_lane(&mut transaction, conversation, run, cause).await?;
+    commit(pool, transaction, lane, cause).await
 }
 
 /// Why a run counts as lost.
@@ -111,8 +104,19 @@ pub async fn recover(
         transaction.rollback().await?;
         return Ok(Settled::Busy);
     }
-    let settled = match lock_lost_lane(&mut transaction, conversation, run, lost).await? {
-        Some(lane) => settle_locked(&mut transaction, &lane, &Cause::Expired).await?,
+    let lane = lock_lost_lane(&mut transaction, conversation, run, lost).await?;
+    commit(pool, transaction, lane, &Cause::Expired).await
+}
+
+/// Settles the lane, if the run still holds it, commits, and wakes who may claim the lane now.
+async fn commit(
+    pool: &PgPool,
+    mut transaction: Transaction<'_, Postgres>,
+    lane: Option<LockedLane>,
+    cause: &Cause,
+) -> Result<Settled, sqlx::Error> {
+    let settled = match lane {
+        Some(lane) => settle_locked(&mut transaction, &lane, cause).await?,
         None => Settled::Fenced,
     };
     transaction.commit().await?;
