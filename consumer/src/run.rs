@@ -1,6 +1,6 @@
 //! One run: the handler under a deadline and a token, then whatever its end asks for. `Begun → Output → Settled`.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use shared::{
@@ -55,7 +55,7 @@ impl Runner {
         };
         // Dropped only now: the lease is renewed until the outcome is committed.
         drop(lease);
-        tracing::info!(conversation_id = %conversation, %run_id, attempt, handled_ms, outcome = ?settled, "turn ended");
+        tracing::info!(conversation_id = %conversation, %run_id, attempt, handled_ms, outcome = %settled, "turn ended");
     }
 
     async fn handle(&self, begun: Begun, lease: &Lease, timeout: Duration) -> End {
@@ -193,6 +193,16 @@ enum Outcome {
     Done,
     Settled(Settled),
     LeaseLost,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => f.write_str("answered"),
+            Self::Settled(settled) => settled.fmt(f),
+            Self::LeaseLost => f.write_str("left to recovery: its lease is lost"),
+        }
+    }
 }
 
 async fn lease_lost(lease: &Lease) {
