@@ -44,7 +44,7 @@ impl Runner {
     /// Runs one begun turn to its settlement.
     pub(crate) async fn run(&self, begun: Begun, lease: Lease, timeout: Duration) {
         let conversation = begun.conversation_id.clone();
-        let (run_id, attempt) = (begun.run_id, begun.attempt);
+        let (turn_id, run_id, attempt) = (begun.turn_id, begun.run_id, begun.attempt);
         let started = tokio::time::Instant::now();
         let end = self.handle(begun, &lease, timeout).await;
         let handled_ms = started.elapsed().as_millis();
@@ -55,7 +55,7 @@ impl Runner {
         };
         // Dropped only now: the lease is renewed until the outcome is committed.
         drop(lease);
-        tracing::info!(conversation_id = %conversation, %run_id, attempt, handled_ms, outcome = %settled, "turn ended");
+        tracing::info!(conversation_id = %conversation, %turn_id, %run_id, attempt, handled_ms, outcome = %settled, "turn ended");
     }
 
     async fn handle(&self, begun: Begun, lease: &Lease, timeout: Duration) -> End {

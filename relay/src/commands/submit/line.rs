@@ -53,6 +53,8 @@ pub(super) enum Problem {
 /// Reads a line; a byte order mark may begin the first one, as some editors write it.
 pub(super) fn parse(number: u64, line: &[u8]) -> Result<Message, Unreadable> {
     let text = str::from_utf8(line).map_err(|error| Unreadable::NotUtf8(error.valid_up_to() + 1))?;
+    // A column is counted from the last line break, and this line has no other.
+    let text = text.trim_end_matches(['\r', '\n']);
     let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text };
     let read: Line = serde_json::from_str(text).map_err(|error| match error.classify() {
         Category::Eof => Unreadable::CutOff(error.column()),
@@ -252,7 +254,10 @@ mod tests {
     fn broken_json_is_named_by_its_column_and_broken_text_by_its_byte() {
         assert_eq!(why("secret {"), "is not JSON, from column 1");
         assert_eq!(why(r#"{"conversation_id":"c"} {"#), "is not JSON, from column 25");
-        assert_eq!(why(r#"{"conversation_id":"c","con"#), "ends before its JSON does, at column 27");
+        for line_break in ["", "\n", "\r\n"] {
+            let line = format!(r#"{{"conversation_id":"c","con{line_break}"#);
+            assert_eq!(why(&line), "ends before its JSON does, at column 27", "{line_break:?}");
+        }
         assert_eq!(parse(1, b"{\"a\":\"\xff\"}").err(), Some(Unreadable::NotUtf8(7)));
     }
 
