@@ -145,7 +145,7 @@ async fn finish_alone(pool: &PgPool, output: &Output, mut ambiguous: bool) -> Fi
 async fn reject(pool: &PgPool, output: &Output, rule: &str) -> Result<Finished, sqlx::Error> {
     let cause = Cause::RejectedContent { rule: rule.to_owned() };
     let settled = settle::settle(pool, &output.conversation_id, output.run_id, &cause).await?;
-    tracing::warn!(run_id = %output.run_id, rule, ?settled, "a reply was refused");
+    tracing::warn!(run_id = %output.run_id, rule, outcome = %settled, "a reply was refused");
     Ok(match settled {
         Settled::Gone => Finished::Gone,
         Settled::Fenced | Settled::Busy => Finished::Fenced,

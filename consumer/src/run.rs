@@ -1,6 +1,6 @@
 //! One run: the handler under a deadline and a token, then whatever its end asks for. `Begun → Output → Settled`.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use shared::{
@@ -44,7 +44,7 @@ impl Runner {
     /// Runs one begun turn to its settlement.
     pub(crate) async fn run(&self, begun: Begun, lease: Lease, timeout: Duration) {
         let conversation = begun.conversation_id.clone();
-        let (run_id, attempt) = (begun.run_id, begun.attempt);
+        let (turn_id, run_id, attempt) = (begun.turn_id, begun.run_id, begun.attempt);
         let started = tokio::time::Instant::now();
         let end = self.handle(begun, &lease, timeout).await;
         let handled_ms = started.elapsed().as_millis();
@@ -55,7 +55,7 @@ impl Runner {
         };
         // Dropped only now: the lease is renewed until the outcome is committed.
         drop(lease);
-        tracing::info!(conversation_id = %conversation, %run_id, attempt, handled_ms, outcome = ?settled, "turn ended");
+        tracing::info!(conversation_id = %conversation, %turn_id, %run_id, attempt, handled_ms, outcome = %settled, "turn ended");
     }
 
     async fn handle(&self, begun: Begun, lease: &Lease, timeout: Duration) -> End {
@@ -193,6 +193,16 @@ enum Outcome {
     Done,
     Settled(Settled),
     LeaseLost,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => f.write_str("answered"),
+            Self::Settled(settled) => settled.fmt(f),
+            Self::LeaseLost => f.write_str("left to recovery: its lease is lost"),
+        }
+    }
 }
 
 async fn lease_lost(lease: &Lease) {

@@ -95,7 +95,9 @@ impl Publisher {
     async fn fail(&self, claimed: &Claimed, rule: String) {
         let cause = Cause::Undeliverable { rule };
         match settle::settle(&self.pool, &claimed.conversation_id, claimed.run_id, &cause).await {
-            Ok(settled) => tracing::error!(run_id = %claimed.run_id, ?settled, "a turn cannot be published"),
+            Ok(settled) => {
+                tracing::error!(run_id = %claimed.run_id, outcome = %settled, "a turn cannot be published");
+            }
             Err(error) => {
                 tracing::warn!(run_id = %claimed.run_id, error = sqlstate::safe_text(&error), "settle failed");
             }

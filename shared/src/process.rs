@@ -105,13 +105,13 @@ impl Shutdown {
             let shutdown = shutdown.clone();
             async move {
                 tokio::select! {
-                    name = signals.next() => tracing::info!(signal = name, ?drain_timeout, "stopping"),
+                    name = signals.next() => tracing::info!(signal = name, drain_ms = drain_timeout.as_millis(), "stopping"),
                     () = shutdown.stop.cancelled() => {}
                 }
                 shutdown.stop.cancel();
                 tokio::select! {
                     name = signals.next() => tracing::warn!(signal = name, "told twice to stop: dropping what runs"),
-                    () = time::sleep(drain_timeout) => tracing::warn!(?drain_timeout, "still not done: dropping what runs"),
+                    () = time::sleep(drain_timeout) => tracing::warn!(drain_ms = drain_timeout.as_millis(), "still not done: dropping what runs"),
                 }
                 shutdown.cut.cancel();
             }

@@ -55,7 +55,7 @@ async fn recover_one(pool: &PgPool, lane: LostRun, lost: Lost<'_>) -> bool {
             false
         }
         Ok(settled) => {
-            tracing::info!(run_id = %lane.run_id, ?lost, ?settled, "a lost run was settled");
+            tracing::info!(run_id = %lane.run_id, %lost, outcome = %settled, "a lost run was settled");
             true
         }
         Err(error) => {

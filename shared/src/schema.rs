@@ -23,6 +23,11 @@ pub enum SchemaError {
         /// The newest version that this binary knows.
         known: i64,
     },
+    /// A migration was edited after it was applied, which is done to unreleased ones only.
+    #[error(
+        "migration {0} was applied to the database in another form than this binary has: use the binary that applied it, or a new database"
+    )]
+    Edited(i64),
     /// A migration failed; nothing of it was kept.
     #[error("a migration failed: {0}")]
     Migrate(#[source] sqlx::migrate::MigrateError),
@@ -41,6 +46,7 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
         sqlx::migrate::MigrateError::VersionMissing(found) => {
             SchemaError::Newer { found, known: newest_known() }
         }
+        sqlx::migrate::MigrateError::VersionMismatch(version) => SchemaError::Edited(version),
         other => SchemaError::Migrate(other),
     })
 }

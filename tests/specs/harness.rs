@@ -1,5 +1,7 @@
 //! The harness itself: what every other spec takes for granted.
 
+mod up;
+
 use std::{
     io::{BufRead, BufReader, Write},
     path::Path,

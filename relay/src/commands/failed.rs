@@ -5,17 +5,24 @@ use std::io::Write;
 use serde::Serialize;
 use shared::{
     ids::{AgentName, TurnId},
-    settings::DatabaseArgs,
+    settings::{self, DatabaseArgs},
     settle::Kind,
 };
 use sqlx::{Connection as _, PgConnection};
 
-use super::{
-    CommandError, connect,
-    failed_sql::{self, AttemptRow, FailedTurn, OperationRow, Place, TurnRow, Wanted},
-    output,
+use self::{
+    turn::{AttemptRow, OperationRow, TurnRow},
+    walk::{FailedTurn, Order, Wanted},
 };
+use super::{CommandError, connect, output, turn_id};
 
+mod turn;
+pub(super) mod walk;
+
+/// What the user is told (`messages.error.retryable`), in an operator's words. Neither forbids a person's retry.
+const RETRYABLE: &str = "true: the same again may succeed";
+const NOT_RETRYABLE: &str =
+    "false: the same again would fail, or may repeat a side effect; mend the cause first";
 /// Characters of an id, a name or an operator's message that are shown.
 const SHOWN: usize = 200;
 
@@ -31,8 +38,8 @@ enum FailedCommand {
     List {
         #[command(flatten)]
         wanted: WantedArgs,
-        /// Turns that are shown, at most.
-        #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        /// Turns that are shown, at most: 1 to 100000.
+        #[arg(long, value_name = "N", default_value_t = 20, value_parser = settings::number(1..=100_000_u32))]
         limit: u32,
         /// Print JSON.
         #[arg(long)]
@@ -43,6 +50,7 @@ enum FailedCommand {
     /// Show why one turn failed: its attempts and its operations, but nothing that anybody said.
     Show {
         /// The turn, as `relay failed list` names it.
+        #[arg(value_parser = turn_id)]
         turn: TurnId,
         /// Print JSON.
         #[arg(long)]
@@ -110,10 +118,10 @@ async fn list(
     limit: u32,
 ) -> Result<Vec<FailedTurn>, CommandError> {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let (mut found, mut place, mut last) = (Vec::new(), Place::default(), false);
+    let (mut found, mut place, mut last) = (Vec::new(), None, false);
     while !last && found.len() < limit {
         let mut transaction = connection.begin().await?;
-        let (page, is_last) = failed_sql::newest(&mut transaction, wanted, &mut place).await?;
+        let (page, is_last) = walk::next(&mut transaction, wanted, Order::NewestFirst, &mut place).await?;
         transaction.commit().await?;
         found.extend(page);
         last = is_last;
@@ -124,9 +132,9 @@ async fn list(
 
 async fn show(connection: &mut PgConnection, turn: TurnId) -> Result<Option<TurnPage>, CommandError> {
     let mut transaction = connection.begin().await?;
-    let Some(turn) = failed_sql::turn(&mut transaction, turn).await? else { return Ok(None) };
-    let attempts = failed_sql::attempts(&mut transaction, turn.turn_id).await?;
-    let operations = failed_sql::operations(&mut transaction, &turn.conversation_id, turn.turn_id).await?;
+    let Some(turn) = turn::turn(&mut transaction, turn).await? else { return Ok(None) };
+    let attempts = turn::attempts(&mut transaction, turn.turn_id).await?;
+    let operations = turn::operations(&mut transaction, &turn.conversation_id, turn.turn_id).await?;
     transaction.commit().await?;
     Ok(Some(TurnPage { turn, attempts, operations }))
 }
@@ -144,7 +152,7 @@ fn print_list(out: &mut dyn Write, failed: &[FailedTurn]) -> Result<(), CommandE
                 turn.kind.clone().unwrap_or_default(),
                 turn.attempts.map_or_else(String::new, |attempts| attempts.to_string()),
                 turn.agent.clone(),
-                if turn.needs_confirmation { "confirm" } else { "" }.to_owned(),
+                if turn.needs_confirmation { "confirm" } else { "yes" }.to_owned(),
                 output::shown(&turn.conversation_id, SHOWN),
             ]
         })
@@ -165,15 +173,21 @@ fn print_page(out: &mut dyn Write, page: &TurnPage) -> Result<(), CommandError> 
     }
     if let Some(error) = &turn.error {
         let field = |name: &str| error[name].as_str().map_or_else(|| error[name].to_string(), str::to_owned);
+        let exhausted = if error["exhausted"] == true { ": all that its agent allows" } else { "" };
         writeln!(out, "kind          {}", output::shown(&field("kind"), SHOWN))?;
-        writeln!(out, "attempts      {} (exhausted: {})", field("attempts"), field("exhausted"))?;
-        writeln!(out, "retryable     {}", field("retryable"))?;
-    }
-    if turn.needs_confirmation && turn.state == "failed" {
+        writeln!(out, "attempts      {}{exhausted}", field("attempts"))?;
         writeln!(
             out,
-            "retry         needs --confirm-side-effects: a side effect may have happened, see below"
+            "retryable     {}",
+            if error["retryable"] == true { RETRYABLE } else { NOT_RETRYABLE }
         )?;
+    }
+    if turn.state == "failed" {
+        let confirm = "--confirm-side-effects: one may have happened, see below, and may then happen twice";
+        let how = if turn.needs_confirmation { confirm } else { "" };
+        writeln!(out, "retry         {}", format!("relay retry {} {how}", turn.turn_id).trim_end())?;
+    } else {
+        writeln!(out, "retry         nothing to retry: the turn is not failed")?;
     }
     if !page.attempts.is_empty() {
         writeln!(out)?;

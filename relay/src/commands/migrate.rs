@@ -39,6 +39,8 @@ pub(super) async fn run(args: &MigrateArgs, out: &mut dyn Write) -> Result<(), C
             let names: Vec<&str> = agents.iter().map(AgentName::as_str).collect();
             writeln!(out, "stream {} is there, with a consumer each for: {}", nats.stream, names.join(", "))?;
         }
+    } else if !args.json {
+        writeln!(out, "no stream was made: NATS_URL is not set")?;
     }
     let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
     if args.json {

@@ -16,14 +16,11 @@ use shared::{
     schema::{self, SchemaError},
     settings::{self, DatabaseArgs, SettingsError},
     sqlstate,
-    submit::SubmitError,
 };
 use sqlx::PgPool;
 
 mod agent;
-mod agent_sql;
 mod failed;
-mod failed_sql;
 mod migrate;
 mod output;
 mod prune;
@@ -31,7 +28,6 @@ mod requeue;
 mod retry;
 mod run;
 mod status;
-mod status_sql;
 mod submit;
 
 /// Claims what users wrote and publishes it to the agents; and the tools around it.
@@ -107,7 +103,7 @@ pub(crate) enum CommandError {
     #[error("{0}")]
     Task(#[from] TaskFailure),
     #[error("{0}")]
-    Submit(#[from] SubmitError),
+    Submit(#[from] submit::Refused),
     #[error("{0}")]
     Action(#[from] ActionError),
     #[error("a statement failed: {}", sqlstate::safe_text(.0))]
@@ -137,4 +133,10 @@ async fn connect(args: &DatabaseArgs, command: &str) -> Result<PgPool, CommandEr
     let pool = pool::connect(&database, command, 1).await?;
     schema::require_current(&pool).await?;
     Ok(pool)
+}
+
+/// A turn's id, as an argument.
+fn turn_id(text: &str) -> Result<TurnId, &'static str> {
+    text.parse()
+        .map_err(|_| "TURN is a turn's id (a UUID), as `relay failed list` and `relay status` print it")
 }

@@ -4,19 +4,26 @@ use std::{io::Write, time::Duration};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
-use shared::{actions::Prune, settings::DatabaseArgs, sqlstate};
+use shared::{
+    actions::Prune,
+    settings::{self, DatabaseArgs},
+    sqlstate,
+};
 use sqlx::PgConnection;
 
 use super::{CommandError, connect, output};
 
+/// The largest age: 1000 years, of 365.25 days each.
+const AGE: Duration = Duration::from_hours(8_766_000);
+
 #[derive(Debug, clap::Args)]
 pub(super) struct PruneArgs {
-    /// Delete the outbox rows and runs that were settled before this long: such as 30d. A failed turn that is pruned can
-    /// not be retried any more.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// Delete the outbox rows and runs that were settled before this long: such as 30d, from 0s to 1000years. A failed turn
+    /// that is pruned can not be retried any more.
+    #[arg(long, value_name = "DURATION", value_parser = settings::duration(Duration::ZERO..=AGE))]
     older_than: Duration,
-    /// Rows or runs that one transaction looks at.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Rows or runs that one transaction looks at, 1 to 100000.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = settings::number(1..=100_000_u32))]
     batch: u32,
     /// Print JSON.
     #[arg(long)]

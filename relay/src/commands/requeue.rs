@@ -15,8 +15,10 @@ use sqlx::{Connection as _, PgConnection};
 
 use super::{
     CommandError, connect,
-    failed::WantedArgs,
-    failed_sql::{self, FailedTurn, Place},
+    failed::{
+        WantedArgs,
+        walk::{self, FailedTurn, Order},
+    },
     output,
 };
 
@@ -63,7 +65,7 @@ pub(super) async fn run(args: RequeueArgs, out: &mut dyn Write) -> Result<(), Co
     let mut connection = pool.acquire().await?;
     let mut tally = Tally { dry_run: args.dry_run, ..Tally::default() };
     let bar = ProgressBar::new_spinner();
-    let walked = walk(&args, &mut connection, &mut tally, &bar).await;
+    let walked = retry_all(&args, &mut connection, &mut tally, &bar).await;
     bar.finish_and_clear();
     print(out, &args, &tally)?;
     walked.map_err(|error| {
@@ -75,7 +77,7 @@ pub(super) async fn run(args: RequeueArgs, out: &mut dyn Write) -> Result<(), Co
     Ok(())
 }
 
-async fn walk(
+async fn retry_all(
     args: &RequeueArgs,
     connection: &mut PgConnection,
     tally: &mut Tally,
@@ -83,12 +85,13 @@ async fn walk(
 ) -> Result<(), ActionError> {
     let wanted = args.wanted.wanted();
     let mut transaction = connection.begin().await?;
-    let started = failed_sql::now(&mut transaction).await?;
+    let started = walk::now(&mut transaction).await?;
     transaction.commit().await?;
-    let (mut place, mut last) = (Place::default(), false);
+    let order = Order::OldestFirst { until: started };
+    let (mut place, mut last) = (None, false);
     while !last {
         let mut transaction = connection.begin().await?;
-        let (page, is_last) = failed_sql::oldest(&mut transaction, &wanted, started, &mut place).await?;
+        let (page, is_last) = walk::next(&mut transaction, &wanted, order, &mut place).await?;
         transaction.commit().await?;
         for turn in page {
             let slot = if turn.is(Kind::Cancelled) && wanted.kind.is_none() {

@@ -10,11 +10,12 @@ use shared::{
 };
 use sqlx::Connection as _;
 
-use super::{CommandError, connect, output};
+use super::{CommandError, connect, output, turn_id};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct RetryArgs {
     /// The failed turn, as `relay failed list` names it.
+    #[arg(value_parser = turn_id)]
     turn: TurnId,
     /// Retry also where a side effect of the turn may have happened, and may then happen twice.
     #[arg(long)]
@@ -29,6 +30,7 @@ pub(super) struct RetryArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct CancelArgs {
     /// The turn, as `relay status CONVERSATION` names it.
+    #[arg(value_parser = turn_id)]
     turn: TurnId,
     /// Print JSON.
     #[arg(long)]

@@ -13,17 +13,19 @@ use serde::Serialize;
 use shared::{
     backoff::Delays,
     ids::{AgentName, ConversationId, MessageId},
-    settings::DatabaseArgs,
+    settings::{self, DatabaseArgs},
     submit::{Message, SubmitError, Submitted},
 };
 use sqlx::PgConnection;
 
-use self::sql::Outcome;
+pub(super) use self::group::Refused;
+use self::{group::Create, sql::Outcome};
 
 use super::{CommandError, connect, output};
 
 mod file;
 mod group;
+mod line;
 mod lines;
 mod progress;
 mod sql;
@@ -31,6 +33,9 @@ mod wait;
 
 /// The largest content that any agent's policy allows, in bytes.
 const MAX_CONTENT_BYTES: usize = 1 << 20;
+
+/// Of 365.25 days.
+const YEAR: Duration = Duration::from_hours(8766);
 
 const FILES: &str = "\
 Files:
@@ -57,14 +62,20 @@ pub(super) struct SubmitArgs {
     /// Make conversations that do not exist.
     #[arg(long)]
     create: bool,
-    /// Agent of the conversations that are made.
-    #[arg(long, value_name = "NAME", requires = "create", default_value = "default")]
-    agent: AgentName,
+    /// Agent of the conversations that are made; one that exists must have this agent [default: default, or its own].
+    #[arg(long, value_name = "NAME", requires = "create")]
+    agent: Option<AgentName>,
     /// Wait for the outcomes and print them as they are committed.
     #[arg(long)]
     wait: bool,
-    /// With --wait: give up when nothing has been answered for this long.
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
+    /// With --wait: give up when nothing has been answered for this long, 1ms to 1year.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "10m",
+        requires = "wait",
+        value_parser = settings::duration(Duration::from_millis(1)..=YEAR)
+    )]
     timeout: Duration,
     /// Print JSON: an object for each outcome, then one for the whole.
     #[arg(long)]
@@ -74,9 +85,12 @@ pub(super) struct SubmitArgs {
 }
 
 impl SubmitArgs {
-    /// The agent of conversations to be made, if any are to be made.
-    fn create(&self) -> Option<&AgentName> {
-        self.create.then_some(&self.agent)
+    /// How conversations are made, if any are to be made.
+    fn create(&self) -> Option<Create> {
+        self.create.then(|| Create {
+            agent: self.agent.clone().unwrap_or_default(),
+            is_asked_for: self.agent.is_some(),
+        })
     }
 }
 
@@ -115,15 +129,12 @@ async fn one(
     };
     let pool = connect(&args.database, "relay submit").await?;
     let mut connection = pool.acquire().await?;
-    let submitted = match group::submit_one(&mut connection, args.create(), &message).await? {
+    let submitted = match group::submit_one(&mut connection, args.create().as_ref(), &message).await? {
         Submitted::Created => "created",
         Submitted::Duplicate => "duplicate",
     };
-    let outcome = if args.wait {
-        Some(outcome(&mut connection, &message.message_id, args.timeout).await?)
-    } else {
-        None
-    };
+    let outcome =
+        if args.wait { Some(outcome(&mut connection, &message, args.timeout).await?) } else { None };
     if args.json {
         let (conversation_id, message_id) = (conversation, &message.message_id);
         output::json(out, &Printed { conversation_id, message_id, submitted, outcome: outcome.as_ref() })?;
@@ -134,7 +145,10 @@ async fn one(
         }
         Some(Outcome::Reply { content, .. }) if !args.json => Ok(writeln!(out, "{content}")?),
         None | Some(Outcome::Reply { .. }) => Ok(()),
-        Some(Outcome::Error { content, .. }) => Err(CommandError::Unfinished(output::shown(&content, 2000))),
+        Some(Outcome::Error { turn_id, content, .. }) => Err(CommandError::Unfinished(format!(
+            "turn {turn_id} failed: {} (`relay failed show {turn_id}` says why)",
+            output::shown(&content, 2000)
+        ))),
         Some(Outcome::Gone) => {
             Err(CommandError::Unfinished("the message was deleted before it was answered".to_owned()))
         }
@@ -153,7 +167,7 @@ fn content_of(input: impl io::Read) -> Result<String, CommandError> {
     let content =
         content.strip_suffix('\n').map_or(content.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
     if content.len() > MAX_CONTENT_BYTES {
-        Err(SubmitError::ContentTooLarge.into())
+        Err(Refused::from(SubmitError::ContentTooLarge).into())
     } else {
         Ok(content.to_owned())
     }
@@ -162,13 +176,13 @@ fn content_of(input: impl io::Read) -> Result<String, CommandError> {
 /// Looks at short, growing intervals until the message is answered.
 async fn outcome(
     connection: &mut PgConnection,
-    message: &MessageId,
+    message: &Message,
     timeout: Duration,
 ) -> Result<Outcome, CommandError> {
     let looking = async {
         let mut delays = Delays::new(Duration::from_millis(5), Duration::from_millis(250));
         loop {
-            let outcomes = sql::outcomes(connection, &[message.as_str().to_owned()]).await?;
+            let outcomes = sql::outcomes(connection, &[message.message_id.to_string()]).await?;
             if let Some(outcome) = outcomes.into_values().next() {
                 return Ok(outcome);
             }
@@ -177,8 +191,10 @@ async fn outcome(
     };
     tokio::time::timeout(timeout, looking).await.unwrap_or_else(|_| {
         let waited = humantime::format_duration(timeout);
+        let conversation = output::shown(message.conversation_id.as_str(), 200);
         Err(CommandError::Unfinished(format!(
-            "no outcome within {waited}; the message is submitted and will be answered"
+            "no outcome within {waited}; the message is submitted and will be answered: \
+             `relay status {conversation}` says what it waits for"
         )))
     })
 }

@@ -24,13 +24,13 @@ pub struct ConsumerArgs {
     /// Turns that run at once, 1 to 10000 [default: 64].
     #[arg(long, env = "CONCURRENCY", value_name = "N")]
     concurrency: Option<String>,
-    /// Messages before the turn that the handler is shown, at most [default: 200].
+    /// Messages before the turn that the handler is shown, 0 to 10000 [default: 200].
     #[arg(long, env = "HISTORY_LIMIT", value_name = "N")]
     history_limit: Option<String>,
-    /// Longest sleep between two looks for work, 10ms to 60s [default: 1s].
+    /// Longest sleep between two looks for work, 10ms to 1m [default: 1s].
     #[arg(long, env = "POLL_INTERVAL", value_name = "DURATION")]
     poll_interval: Option<String>,
-    /// Time to finish running turns when told to stop [default: 30s].
+    /// Time to finish running turns when told to stop, 0s to 1day [default: 30s].
     #[arg(long, env = "DRAIN_TIMEOUT", value_name = "DURATION")]
     drain_timeout: Option<String>,
     #[command(flatten)]

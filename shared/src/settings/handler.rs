@@ -17,19 +17,19 @@ pub struct HandlerArgs {
     /// http: address that each turn is posted to; with a password, by the environment only.
     #[arg(long, env = "HANDLER_URL", hide_env_values = true, value_name = "URL", value_parser = SecretUrlParser)]
     handler_url: Option<SecretUrl>,
-    /// http: time to reach the agent; the turn has its own limit [default: 5s].
+    /// http: time to reach the agent, 10ms to 5m; the turn has its own limit [default: 5s].
     #[arg(long, env = "HANDLER_CONNECT_TIMEOUT", value_name = "DURATION")]
     handler_connect_timeout: Option<String>,
     /// http: address at which the agent reaches this consumer's operations [default: the admin address].
     #[arg(long, env = "OPERATIONS_URL", value_name = "URL")]
     operations_url: Option<String>,
-    /// echo: how long it thinks [default: 0s].
+    /// echo: how long it thinks, 0s to 1day [default: 0s].
     #[arg(long, env = "ECHO_DELAY", value_name = "DURATION")]
     echo_delay: Option<String>,
     /// echo: share of attempts that fail, 0 to 1 [default: 0].
     #[arg(long, env = "ECHO_FAILURE_RATE", value_name = "SHARE")]
     echo_failure_rate: Option<String>,
-    /// echo: size of every reply [default: that of the echo].
+    /// echo: size of every reply, 0B to 16MiB [default: that of the echo].
     #[arg(long, env = "ECHO_REPLY_BYTES", value_name = "SIZE")]
     echo_reply_bytes: Option<String>,
 }

@@ -22,6 +22,7 @@ pub use database::{DatabaseArgs, DatabaseSettings};
 pub use handler::{EchoSettings, HandlerArgs, HandlerSettings, HttpSettings};
 pub use log::{LogArgs, LogFormat, LogSettings};
 pub use nats::{NatsArgs, NatsSettings};
+pub use parse::{duration, number};
 pub use relay::{RelayArgs, RelaySettings};
 
 /// One setting that cannot be used as it is given.

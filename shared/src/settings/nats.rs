@@ -37,10 +37,10 @@ pub struct NatsArgs {
     /// Start of the triggers' subjects [default: agent.turns].
     #[arg(long, env = "SUBJECT_PREFIX", value_name = "TOKENS")]
     subject_prefix: Option<String>,
-    /// Servers that keep a copy of the stream, when it is made [default: 1].
+    /// Servers that keep a copy of the stream, when it is made, 1 to 5 [default: 1].
     #[arg(long, env = "STREAM_REPLICAS", value_name = "N")]
     stream_replicas: Option<String>,
-    /// Size of the stream, when it is made: a size, or 'unlimited' [default: 1GiB].
+    /// Size of the stream, when it is made: 1MiB to 1PiB, or 'unlimited' [default: 1GiB].
     #[arg(long, env = "STREAM_MAX_BYTES", value_name = "SIZE")]
     stream_max_bytes: Option<String>,
 }

@@ -8,9 +8,9 @@ use bytesize::ByteSize;
 use crate::ids::{AgentName, is_token_byte};
 
 /// A number within `range`.
-pub(super) fn number<T: FromStr + PartialOrd + Display>(
+pub fn number<T: FromStr + PartialOrd + Display + Clone>(
     range: RangeInclusive<T>,
-) -> impl FnOnce(&str) -> Result<T, String> {
+) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |given| {
         given.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| {
             format!("must be a number from {} to {}, not {given:?}", range.start(), range.end())
@@ -19,7 +19,7 @@ pub(super) fn number<T: FromStr + PartialOrd + Display>(
 }
 
 /// A duration with its unit, within `range`.
-pub(super) fn duration(range: RangeInclusive<Duration>) -> impl FnOnce(&str) -> Result<Duration, String> {
+pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     move |given| {
         humantime::parse_duration(given).ok().filter(|duration| range.contains(duration)).ok_or_else(|| {
             let (from, to) =
@@ -30,16 +30,20 @@ pub(super) fn duration(range: RangeInclusive<Duration>) -> impl FnOnce(&str) -> 
 }
 
 /// A number of bytes, plain or with a unit, within `range`.
-pub(super) fn bytes(range: RangeInclusive<u64>) -> impl FnOnce(&str) -> Result<u64, String> {
+pub(super) fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
         given.parse::<ByteSize>().ok().map(|size| size.0).filter(|bytes| range.contains(bytes)).ok_or_else(
             || {
-                let (from, to) =
-                    (ByteSize(*range.start()).display().iec(), ByteSize(*range.end()).display().iec());
+                let (from, to) = (size(*range.start()), size(*range.end()));
                 format!("must be a size such as 4096, 64KiB or 1GiB, from {from} to {to}, not {given:?}")
             },
         )
     }
+}
+
+/// A size as it may be given: `16MiB`.
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string().replace(".0 ", "").replace(' ', "")
 }
 
 /// One of the words in `options`.

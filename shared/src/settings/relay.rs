@@ -14,13 +14,13 @@ pub struct RelayArgs {
     /// Lanes that one claim takes, 1 to 1000 [default: 100].
     #[arg(long, env = "RELAY_BATCH", value_name = "N")]
     batch: Option<String>,
-    /// Triggers published and not yet acknowledged, at most [default: 1024].
+    /// Triggers published and not yet acknowledged, 1 to 65536 [default: 1024].
     #[arg(long, env = "RELAY_MAX_IN_FLIGHT", value_name = "N")]
     max_in_flight: Option<String>,
-    /// Longest sleep between two looks for work, 10ms to 60s [default: 1s].
+    /// Longest sleep between two looks for work, 10ms to 1m [default: 1s].
     #[arg(long, env = "POLL_INTERVAL", value_name = "DURATION")]
     poll_interval: Option<String>,
-    /// Time to finish what is in flight when told to stop [default: 10s].
+    /// Time to finish what is in flight when told to stop, 0s to 1day [default: 10s].
     #[arg(long, env = "DRAIN_TIMEOUT", value_name = "DURATION")]
     drain_timeout: Option<String>,
 }

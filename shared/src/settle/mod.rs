@@ -5,7 +5,7 @@ mod text;
 mod verdict;
 mod write;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 
@@ -37,6 +37,20 @@ pub enum Settled {
     Gone,
     /// Somebody holds the conversation; look again later. Only [`recover`] returns this.
     Busy,
+}
+
+/// In plain words, for the log.
+impl fmt::Display for Settled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Retried { after } => write!(f, "to be tried again in {} ms", after.as_millis()),
+            Self::Failed { kind } => write!(f, "failed, {}", kind.as_str()),
+            Self::Void => f.write_str("nothing left to answer"),
+            Self::Fenced => f.write_str("discarded: it has lost its lane"),
+            Self::Gone => f.write_str("discarded: its conversation is deleted"),
+            Self::Busy => f.write_str("somebody holds the conversation"),
+        }
+    }
 }
 
 impl Settled {
@@ -84,6 +98,16 @@ pub enum Lost<'a> {
     Expired,
     /// It is a former run of this worker, who has just started and so does not run it.
     LeftBy(&'a str),
+}
+
+/// In plain words, for the log.
+impl fmt::Display for Lost<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired => f.write_str("its lease has expired"),
+            Self::LeftBy(worker) => write!(f, "left by an earlier process of {worker}"),
+        }
+    }
 }
 
 /// Ends a lost run. Never waits: whoever holds the conversation may be about to end the run itself.

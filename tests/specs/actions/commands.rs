@@ -39,6 +39,7 @@ async fn failed_turns_are_listed_the_newest_first_as_long_as_they_are_failed() -
     ensure!(relay_json(&world, &["failed", "list", "--agent", "other"]).await? == json!([]));
     let page = relay(&world, &["failed", "list", "--kind", "handler"], 0).await?.stdout;
     ensure!(turns.iter().all(|turn| page.contains(turn)) && !page.contains("secret"), "{page}");
+    ensure!(page.lines().skip(1).all(|line| line.contains(" yes ")), "each may be retried: {page}");
 
     let retried = relay(&world, &["retry", &turns[1]], 0).await?;
     ensure!(retried.stdout == format!("retried {}: it will be answered as a turn of its own\n", turns[1]));
@@ -67,8 +68,10 @@ async fn a_failed_turn_is_explained_without_what_anybody_said() -> Result<()> {
         "conversation  c1",
         "state         failed",
         "kind          interrupted",
-        "attempts      2 (exhausted: false)",
-        "needs --confirm-side-effects",
+        "attempts      2\n",
+        "retryable     false: the same again would fail, or may repeat a side effect",
+        "retry         relay retry",
+        "--confirm-side-effects: one may have happened",
         "handler: upstream said 503",
         "handler: upstream said 500",
         "pay",
@@ -150,8 +153,10 @@ async fn a_mistake_says_how_to_go_on() -> Result<()> {
         let refused = relay(&world, command, 1).await?.stderr;
         ensure!(refused.contains("turn_not_found") && refused.contains("relay failed list"), "{refused}");
     }
-    let usage: [(&[&str], &str); 6] = [
-        (&["retry", "c1"], "invalid value 'c1'"),
+    let usage: [(&[&str], &str); 8] = [
+        (&["retry", "c1"], "TURN is a turn's id (a UUID), as `relay failed list`"),
+        (&["cancel", "c1"], "TURN is a turn's id (a UUID)"),
+        (&["failed", "show", "c1"], "TURN is a turn's id (a UUID)"),
         (&["requeue"], "--all"),
         (&["requeue", "--all", "--kind", "odd"], "side_effect_unknown"),
         (&["failed", "list", "--limit", "0"], "--limit"),

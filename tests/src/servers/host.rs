@@ -128,6 +128,21 @@ impl Host {
         }
     }
 
+    /// Starts those again that have ended by themselves; returns how each ended.
+    pub fn revive(&mut self) -> Result<Vec<String>> {
+        let pooler = self.pgbouncer.as_mut().map(|pooler| pooler as &mut dyn Service);
+        let services: [&mut dyn Service; 2] = [&mut self.postgres, &mut self.nats];
+        let mut ends = Vec::new();
+        for service in services.into_iter().chain(pooler) {
+            let end = service.daemon().as_mut().map(super::Daemon::ended).transpose()?.flatten();
+            if let Some(end) = end {
+                service.resume()?;
+                ends.push(end);
+            }
+        }
+        Ok(ends)
+    }
+
     fn service(&mut self, server: Server) -> Result<&mut dyn Service> {
         Ok(match server {
             Server::Postgres => &mut self.postgres,

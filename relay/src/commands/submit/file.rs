@@ -110,7 +110,7 @@ impl Submit<'_> {
         self.group_bytes = 0;
         let group = std::mem::replace(&mut self.group, Vec::with_capacity(GROUP));
         for (Numbered { number, message }, verdict) in
-            group::submit(self.connection, self.args.create(), group).await?
+            group::submit(self.connection, self.args.create().as_ref(), group).await?
         {
             match verdict {
                 Err(error) => self.progress.refused(number, &error),

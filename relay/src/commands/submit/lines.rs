@@ -7,13 +7,10 @@ use std::{
     thread,
 };
 
-use serde::Deserialize;
-use serde_json::error::Category;
-use shared::{
-    ids::{ConversationId, InvalidId, MessageId},
-    submit::Message,
-};
+use shared::submit::Message;
 use tokio::sync::mpsc;
+
+use super::line::{self, Unreadable};
 
 /// The longest line: the largest content, with every byte of it escaped.
 const MAX_LINE_BYTES: usize = 8 << 20;
@@ -32,19 +29,6 @@ pub(super) enum Line {
     },
     /// The input broke: there are no more lines.
     Broken(io::Error),
-}
-
-/// Why a line is no message. Nothing of the line is repeated.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unreadable {
-    #[error("is longer than 8 MiB")]
-    TooLong,
-    #[error("is not JSON, from column {0}")]
-    NotJson(usize),
-    #[error("is not an object of the texts conversation_id, content and, where wanted, message_id")]
-    OtherFields,
-    #[error(transparent)]
-    Id(#[from] InvalidId),
 }
 
 /// An open input and its length in bytes, where it has one.
@@ -82,7 +66,7 @@ pub(super) fn read(mut input: Input) -> mpsc::Receiver<(u64, Line)> {
                     if buffer.trim_ascii().is_empty() {
                         continue;
                     }
-                    match parse(&buffer) {
+                    match line::parse(number, &buffer) {
                         Ok(message) => Line::Message { number, message },
                         Err(why) => Line::Unreadable { number, why },
                     }
@@ -122,26 +106,6 @@ fn next(input: &mut dyn BufRead, buffer: &mut Vec<u8>) -> io::Result<Next> {
     Ok(Next::TooLong(read + input.skip_until(b'\n')? as u64))
 }
 
-fn parse(line: &[u8]) -> Result<Message, Unreadable> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Fields {
-        conversation_id: String,
-        message_id: Option<String>,
-        content: String,
-    }
-    let fields: Fields = serde_json::from_slice(line).map_err(|error| match error.classify() {
-        Category::Data => Unreadable::OtherFields,
-        Category::Syntax | Category::Eof | Category::Io => Unreadable::NotJson(error.column()),
-    })?;
-    Ok(Message {
-        conversation_id: ConversationId::new(fields.conversation_id)?,
-        message_id: fields.message_id.map_or_else(|| Ok(MessageId::fresh()), MessageId::new)?,
-        content: fields.content,
-        trace_context: None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,7 +130,7 @@ mod tests {
               \n\
               {\"conversation_id\":\"c\",\"content\":{\"secret\":1}}\n\
               {\"conversation_id\":\"\",\"content\":\"secret\"}\n\
-              {\"conversation_id\":\"c\",\"content\":\"two\",\"secret\":1}\n\
+              {\"conversation_id\":\"c\",\"content\":\"two\",\"a secret\":1}\n\
               \xff\n\
               {\"conversation_id\":\"c\",\"message_id\":null,\"content\":\"three\"}",
         );
@@ -191,12 +155,6 @@ mod tests {
         );
         assert!(buffer.capacity() <= 2 * MAX_LINE_BYTES + 2);
         assert!(matches!(next(&mut input, &mut buffer).unwrap(), Next::Line(_)));
-        assert_eq!(parse(&buffer).unwrap().content, "after");
-    }
-
-    #[test]
-    fn a_line_without_an_id_gets_a_fresh_one() {
-        let line = br#"{"conversation_id":"c","content":"x"}"#;
-        assert_ne!(parse(line).map(|m| m.message_id).unwrap(), parse(line).map(|m| m.message_id).unwrap());
+        assert_eq!(line::parse(1, &buffer).unwrap().content, "after");
     }
 }

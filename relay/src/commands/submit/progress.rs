@@ -9,11 +9,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use shared::{
     ids::{ConversationId, MessageId},
-    submit::{SubmitError, Submitted},
+    submit::Submitted,
 };
 
 use super::{
     super::{CommandError, output},
+    group::Refused,
     sql::Outcome,
     wait::Awaited,
 };
@@ -81,7 +82,7 @@ impl Progress {
         self.bar.set_message(format!("{} created, {} duplicates", self.tally.created, self.tally.duplicates));
     }
 
-    pub(super) fn refused(&mut self, number: u64, error: &SubmitError) {
+    pub(super) fn refused(&mut self, number: u64, error: &Refused) {
         self.tally.refused += 1;
         self.complain(number, error);
     }
@@ -98,13 +99,14 @@ impl Progress {
         outcome: &Outcome,
     ) -> io::Result<()> {
         let outcomes = self.tally.outcomes.get_or_insert_default();
-        let (word, content) = match outcome {
-            Outcome::Reply { content, .. } => (&mut outcomes.replies, ("reply", content.as_str())),
-            Outcome::Error { content, .. } => (&mut outcomes.errors, ("error", content.as_str())),
-            Outcome::Gone => (&mut outcomes.gone, ("gone", "")),
+        let (count, word, content) = match outcome {
+            Outcome::Reply { content, .. } => (&mut outcomes.replies, "reply".to_owned(), content.as_str()),
+            Outcome::Error { turn_id, content, .. } => {
+                (&mut outcomes.errors, format!("error of turn {turn_id}"), content.as_str())
+            }
+            Outcome::Gone => (&mut outcomes.gone, "gone".to_owned(), ""),
         };
-        *word += 1;
-        let (word, content) = content;
+        *count += 1;
         let Awaited { number, conversation_id, message_id } = message;
         self.bar.suspend(|| {
             if self.json {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 use shared::{
-    ids::{AgentName, TurnId},
+    ids::{AgentName, ConversationId, TurnId},
     submit::Message,
 };
 use sqlx::PgConnection;
@@ -24,17 +24,37 @@ pub(super) enum Outcome {
 /// Makes the conversations that are missing. Their ids must be sorted: that is the order in which they are locked.
 pub(super) async fn create_conversations(
     connection: &mut PgConnection,
-    ids: &[String],
+    ids: &[ConversationId],
     agent: &AgentName,
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
         r#"select create_conversation(id, $2) as "verdict!" from unnest($1::text[]) as ids (id)"#,
-        ids,
+        &texts(ids),
         agent.as_str(),
     )
     .fetch_all(connection)
     .await?;
     Ok(())
+}
+
+/// One of these conversations that belongs to another agent than this, and that agent.
+pub(super) async fn of_another_agent(
+    connection: &mut PgConnection,
+    ids: &[ConversationId],
+    agent: &AgentName,
+) -> Result<Option<(ConversationId, String)>, sqlx::Error> {
+    let found = sqlx::query!(
+        r#"select id as "id: ConversationId", agent from conversations where id = any($1) and agent <> $2 limit 1"#,
+        &texts(ids),
+        agent.as_str(),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(found.map(|row| (row.id, row.agent)))
+}
+
+fn texts(ids: &[ConversationId]) -> Vec<String> {
+    ids.iter().map(ToString::to_string).collect()
 }
 
 /// Submits messages one after the other; true for each that was created. Sorted by conversation, as above.

@@ -1,6 +1,7 @@
 //! Starts servers and ends them: with its standard input for tests, in the foreground for `./dev up`.
 
 mod events;
+mod program;
 mod up;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};

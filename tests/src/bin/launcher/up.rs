@@ -3,9 +3,8 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    net::TcpStream,
     path::Path,
-    process::Command,
+    process::Stdio,
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
@@ -13,21 +12,31 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use shared::{
+    pool,
+    schema::{self, SchemaError},
+    settings::DatabaseSettings,
+};
 use sqlx::{Connection, PgConnection};
 use tests::{
     programs,
-    servers::{Addresses, Daemon, Host, Port, Spec},
+    servers::{Addresses, Host, Spec},
 };
 
-use crate::events::{self, Event};
+use tokio::runtime::Runtime;
+
+use crate::{
+    events::{self, Event},
+    program::{Deaths, Program, command, say},
+};
 
 const DATABASE: &str = "outbox";
 /// How long `down` waits for `up` to end.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// How often `up` looks whether its processes live.
-const WATCH: Duration = Duration::from_secs(1);
+const WATCH: Duration = Duration::from_millis(250);
 
-/// Starts everything and keeps it until a signal, or until a process ends by itself.
+/// Starts everything and keeps it until a signal, or until a process dies again and again.
 ///
 /// The file `env` appears in `home` when all is ready, with the variables that the commands need.
 pub(crate) fn up(home: &Path) -> Result<()> {
@@ -44,23 +53,24 @@ pub(crate) fn up(home: &Path) -> Result<()> {
     let mut host = Host::start(&Spec { home: Some(home.to_owned()), durable: true, ..Spec::default() })?;
     let environment = environment(&host.addresses());
     create_database(&host.addresses())?;
-    let status = program("relay", &environment)?.arg("migrate").status()?;
-    if !status.success() {
-        bail!("relay migrate failed");
-    }
-    let relay = start(home, "relay", &["run"], &environment)?;
-    let consumer =
-        start(home, "consumer", &["run", "--handler", "echo", "--echo-delay", "500ms"], &environment)?;
+    migrate(&environment)?;
+    let relay = Program::start(home, "relay", &["run"], &environment)?;
+    let consumer = Program::start(
+        home,
+        "consumer",
+        &["run", "--handler", "echo", "--echo-delay", "500ms"],
+        &environment,
+    )?;
     let exports: Vec<String> =
         environment.iter().map(|(name, value)| format!("export {name}='{value}'")).collect();
     fs::write(home.join("env"), exports.join("\n"))?;
 
-    let mut processes = [relay, consumer];
-    let ended = watch(&mut processes, &events);
+    let mut programs = [relay, consumer];
+    let ended = watch(&mut host, &mut programs, &events);
     fs::remove_file(home.join("env"))?;
     // The consumer first: what it gives back, the relay still publishes.
-    for process in processes.into_iter().rev() {
-        process.stop(Signal::TERM)?;
+    for program in programs.into_iter().rev() {
+        program.stop()?;
     }
     host.stop()?;
     ended
@@ -93,9 +103,34 @@ fn environment(addresses: &Addresses) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// The schema first and by itself: data that an earlier state of this repository has left needs words of its own. Then as
+/// everywhere, the stream included.
+fn migrate(environment: &[(&'static str, String)]) -> Result<()> {
+    let url = environment.iter().find(|(name, _)| *name == "DATABASE_URL").map(|(_, url)| url.clone());
+    let database = DatabaseSettings { url: url.unwrap_or_default() };
+    match runtime()?.block_on(async {
+        let pool = pool::connect(&database, "launcher", 1).await?;
+        anyhow::Ok(schema::migrate(&pool).await)
+    })? {
+        Err(SchemaError::Edited(_) | SchemaError::Newer { .. }) => bail!(
+            "The data of the last ./dev up belongs to another state of the migrations than this one.\n\
+             ./dev reset removes it, and nothing else; then ./dev up starts afresh."
+        ),
+        migrated => migrated?,
+    }
+    let status = command("relay", environment)?.arg("migrate").stdout(Stdio::null()).status()?;
+    if !status.success() {
+        bail!("relay migrate failed");
+    }
+    Ok(())
+}
+
+fn runtime() -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
 fn create_database(addresses: &Addresses) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let mut admin = PgConnection::connect(&format!("{}/postgres", addresses.postgres)).await?;
         let exists = sqlx::query_scalar("select exists (select from pg_database where datname = $1)");
         if !exists.bind(DATABASE).fetch_one(&mut admin).await? {
@@ -105,33 +140,17 @@ fn create_database(addresses: &Addresses) -> Result<()> {
     })
 }
 
-fn program(name: &str, environment: &[(&'static str, String)]) -> Result<Command> {
-    let mut command = programs::subordinate(&programs::workspace_binary(name)?, "TERM");
-    command.envs(environment.iter().map(|(name, value)| (name, value)));
-    Ok(command)
-}
-
-fn start(
-    home: &Path,
-    name: &'static str,
-    args: &[&str],
-    environment: &[(&'static str, String)],
-) -> Result<Daemon> {
-    let port = Port::claim()?.number();
-    let mut command = program(name, environment)?;
-    command.args(args).env("ADMIN_ADDR", format!("127.0.0.1:{port}"));
-    let log = home.join(name).with_extension("log");
-    Daemon::start(name, command, &log, |_| TcpStream::connect(("127.0.0.1", port)).is_ok())
-}
-
-/// Waits for a signal; fails when a process ends before it.
-fn watch(processes: &mut [Daemon], events: &Receiver<Event>) -> Result<()> {
+/// Waits for a signal, and starts again what dies before it; fails when something dies too often.
+fn watch(host: &mut Host, programs: &mut [Program], events: &Receiver<Event>) -> Result<()> {
+    let mut deaths = Deaths::default();
     while let Err(RecvTimeoutError::Timeout) = events.recv_timeout(WATCH) {
-        for process in processes.iter_mut() {
-            if let Some(end) = process.ended()? {
-                bail!("{end}: see ./dev logs");
+        for end in host.revive()? {
+            if deaths.count() {
+                bail!("{end}, and servers have died too often");
             }
+            say(&format!("{end}; it runs again"));
         }
+        programs.iter_mut().try_for_each(Program::look_after)?;
     }
     Ok(())
 }

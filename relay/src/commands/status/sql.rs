@@ -8,12 +8,19 @@ use time::OffsetDateTime;
 /// Lanes of one state that are counted, at most; those due first.
 pub(super) const COUNTED: i64 = 100_000;
 
-/// How many lanes of one agent are in one state.
+/// The lanes of one agent that are in one state.
 pub(super) struct Lanes {
     pub(super) agent: String,
     pub(super) state: String,
-    pub(super) retrying: bool,
     pub(super) count: i64,
+    /// Waiting: for a retry. Running: with a lease that is over.
+    pub(super) troubled: i64,
+    /// Seconds since the first of them was to be looked at; negative: that is still to come.
+    pub(super) overdue_seconds: f64,
+    /// Seconds since the first of them was claimed.
+    pub(super) claimed_seconds: Option<f64>,
+    /// Consumers that hold a lease.
+    pub(super) workers: i64,
 }
 
 /// The lanes that are not idle, [`COUNTED`] at most of each state, by agent and state.
@@ -21,8 +28,12 @@ pub(super) async fn lanes(connection: &mut PgConnection) -> Result<Vec<Lanes>, s
     sqlx::query_as!(
         Lanes,
         r#"
-        select agent as "agent!", state as "state!", state = 'waiting' and attempt > 0 as "retrying!",
-               count(*) as "count!"
+        select agent as "agent!", state as "state!", count(*) as "count!",
+               count(*) filter (where case state when 'waiting' then attempt > 0
+                   when 'running' then wake_at <= clock_timestamp() else false end) as "troubled!",
+               extract(epoch from clock_timestamp() - min(wake_at))::float8 as "overdue_seconds!",
+               extract(epoch from clock_timestamp() - min(claimed_at))::float8 as claimed_seconds,
+               count(distinct worker) filter (where wake_at > clock_timestamp()) as "workers!"
         from (
             (select * from agent_lanes where state = 'waiting' and wake_at is not null order by wake_at limit $1)
             union all
@@ -30,7 +41,7 @@ pub(super) async fn lanes(connection: &mut PgConnection) -> Result<Vec<Lanes>, s
             union all
             (select * from agent_lanes where state = 'running' and wake_at is not null order by wake_at limit $1)
         ) busy
-        group by 1, 2, 3
+        group by 1, 2
         "#,
         COUNTED,
     )
@@ -93,6 +104,8 @@ pub(super) struct Conversation {
     pub(super) cancel_requested: bool,
     pub(super) last_seq: i64,
     pub(super) unread_count: i32,
+    /// Nothing of its agent is claimed.
+    pub(super) paused: bool,
 }
 
 /// One conversation; `None`: there is none of this id.
@@ -103,12 +116,13 @@ pub(super) async fn conversation(
     sqlx::query_as!(
         Conversation,
         r#"
-        select conversation_id as "id!", agent as "agent!", status as "status!", since as "since!",
+        select conversation_id as "id!", s.agent as "agent!", status as "status!", since as "since!",
                extract(epoch from clock_timestamp() - since)::float8 as "for_seconds!", attempt as "attempt!",
                turn_id as "turn_id: TurnId", run_id as "run_id: RunId", worker,
                extract(epoch from wake_at - clock_timestamp())::float8 as wake_in_seconds,
-               cancel_requested as "cancel_requested!", last_seq as "last_seq!", unread_count as "unread_count!"
-        from conversation_status
+               cancel_requested as "cancel_requested!", last_seq as "last_seq!", unread_count as "unread_count!",
+               a.paused as "paused!"
+        from conversation_status s join agents a on a.name = s.agent
         where conversation_id = $1
         "#,
         id.as_str(),
