@@ -87,17 +87,18 @@ impl<'a> Log<'a> {
         Ok(())
     }
 
-    /// What was run since the last call.
+    /// What was run since the last call, but for what the server is writing at this moment.
     pub(super) async fn read(&mut self) -> Result<Vec<Explained>> {
         self.note_own_sessions().await?;
         let mut file = std::fs::File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.offset))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        self.offset += u64::try_from(bytes.len())?;
-        let mut statements = Vec::new();
-        let text = String::from_utf8_lossy(&bytes);
+        let whole = whole_entries(&bytes);
+        self.offset += u64::try_from(whole.len())?;
+        let text = String::from_utf8_lossy(whole);
         let mut lines = text.lines().peekable();
+        let mut statements = Vec::new();
         while let Some(line) = lines.next() {
             let mut json = String::new();
             while let Some(more) = lines.next_if(|line| line.starts_with('\t')) {
@@ -119,6 +120,24 @@ impl<'a> Log<'a> {
         rest.starts_with(&format!("{} ", self.database))
             && pid.parse().is_ok_and(|pid: i32| !self.own.contains(&pid))
     }
+}
+
+/// Without the last entry, unless its plan is there to its closing brace: the server may be amid its write.
+fn whole_entries(log: &[u8]) -> &[u8] {
+    const END: &[u8] = b"\n\t}\n";
+    if log.ends_with(END) {
+        return log;
+    }
+    let lines = log.split_inclusive(|byte| *byte == b'\n');
+    let mut start = 0;
+    let mut last = 0;
+    for line in lines {
+        if !line.starts_with(b"\t") {
+            last = start;
+        }
+        start += line.len();
+    }
+    &log[..last]
 }
 
 fn explained(entry: &Value) -> Explained {
@@ -156,4 +175,17 @@ fn walk(node: &Value, scans: &mut Vec<Scan>) {
     for child in node["Plans"].as_array().into_iter().flatten() {
         walk(child, scans);
     }
+}
+
+#[test]
+fn an_entry_that_is_half_written_is_left_for_later() {
+    let before = b"time [1] db LOG:  plan:\n\t{\n\t  \"Plan\": {\n\t  }\n\t}\n";
+    let next = b"time [2] db LOG:  plan:\n\t{\n\t  \"Plan\": {\n\t  }\n\t}\n";
+    for cut in 0..next.len() {
+        let log = [before.as_slice(), &next[..cut]].concat();
+        assert_eq!(whole_entries(&log), before, "{cut}");
+    }
+    let log = [before.as_slice(), next].concat();
+    assert_eq!(whole_entries(&log), log);
+    assert_eq!(whole_entries(b"time [2] db LOG:  something else\n\tsecond line\n"), b"");
 }
